@@ -32,7 +32,7 @@ def average_precision(relevant: list[bool]) -> tuple[float, int]:
     return total, hits
 
 
-def mean_average_precision(query, database, query_labels, database_labels, top) -> float:  # type: ignore[no-untyped-def]
+def mean_average_precision(query, database, query_labels, database_labels, top, missing="zero") -> float:  # type: ignore[no-untyped-def]
     """Ties by database index."""
     values = []
     for code, labels in zip(signs(query), query_labels, strict=True):
@@ -42,7 +42,10 @@ def mean_average_precision(query, database, query_labels, database_labels, top) 
             range(len(database)), key=lambda n: (distance(code, signs(database)[n]), n)
         )  # (distance, index)
         total, hits = average_precision([shares_a_label(labels, database_labels[n]) for n in order[:top]])
-        values.append(total / hits if hits else 0.0)
+        if hits:
+            values.append(total / hits)
+        elif missing == "zero":
+            values.append(0.0)
     return 100 * math.fsum(values) / len(values)
 
 

@@ -52,7 +52,8 @@ def test_nearest_is_a_stable_sort() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_map_is_the_loop_over_sorted_items(seed: int) -> None:
+@pytest.mark.parametrize("missing", ["zero", "skip"])
+def test_map_is_the_loop_over_sorted_items(seed: int, missing: hashing.Missing) -> None:
     rng = np.random.default_rng(seed)
     bits, top = [(3, 7), (16, 20), (64, 25), (70, 100)][seed % 4]
     query, database = rng.normal(size=(6, bits)), rng.normal(size=(25, bits))
@@ -61,14 +62,14 @@ def test_map_is_the_loop_over_sorted_items(seed: int) -> None:
     labels[0][0] = False  # a query without labels
     labels[0][1] = [True, False, False, False, False]
     labels[1][:, 0] = False  # so that this query has nothing relevant
-    got = hashing_map(query, database, *labels, top=top)
-    expected = oracle.mean_average_precision(query, database, *labels, top)
+    got = hashing_map(query, database, *labels, top=top, missing=missing)
+    expected = oracle.mean_average_precision(query, database, *labels, top, missing)
     assert got.map == pytest.approx(expected, abs=1e-10)
     assert got.unlabelled >= 1
     assert got.without_relevant >= 1
     assert got.precisions.shape == (got.queries, 2)
     assert got.precisions[:, 0].mean() == pytest.approx(got.map)
-    assert got.queries + got.unlabelled == 6
+    assert got.queries + got.unlabelled + (got.without_relevant if missing == "skip" else 0) == 6
 
 
 @pytest.mark.parametrize("top", [1, 3, 5, 6, 100])
@@ -141,5 +142,7 @@ def test_bad_input_is_refused_with_its_correction() -> None:
         hashing_map(codes, codes, 2 * labels, labels)
     with pytest.raises(DataError, match=r"\b3\b"):
         hashing_map(codes, codes, np.zeros((3, 3)), labels)
+    with pytest.raises(SettingsError, match="drop"):
+        hashing_map(codes, codes, labels, labels, missing="drop")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"\b0\b"):
         hashing_map(codes, codes, labels, labels, top=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from diptych.evaluation.significance import Queries, intervals_of
 from diptych.model.retriever import Retriever
 
 TOP = 5000  # depth of MAP@5000
+Missing = Literal["zero", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class HashingScores:
 
     ``map`` decides ties by the index in the database; ``map_tie_averaged`` is the expectation over all orders of
     tied items. ``queries`` were averaged, ``unlabelled`` have no label and were skipped, ``without_relevant`` have
-    no relevant item in the top and count as 0.
+    no relevant item in the top (they count as 0, or are skipped with ``missing="skip"``).
     """
 
     map: float
@@ -48,6 +49,7 @@ def hashing_map(
     database_labels: ArrayLike,
     *,
     top: int = TOP,
+    missing: Missing = "zero",
     leave_one_out: bool = False,
 ) -> HashingScores:
     """MAP@top of codes (Q, K) against codes (N, K) with labels (Q, C) and (N, C) of zeros and ones.
@@ -61,11 +63,11 @@ def hashing_map(
     second value, where a block of n tied items with r relevant, behind N items with R₀ relevant, contributes
     Σ_{j ≤ m} (r/n) · (R₀ + 1 + (j−1)(r−1)/(n−1)) / (N + j) with its first m places, and m·r/n relevant items.
 
-    A query with no relevant item in the top has AP 0, as CSQ and DeepHash count it. Queries without a label are left
-    out. Numbers are binarised at 0: h ≥ 0 is +1. With ``leave_one_out`` the queries are the database itself, and none
-    is ranked for itself.
+    A query with no relevant item in the top has AP 0 (CSQ, DeepHash) or is left out with ``missing="skip"``
+    (HashNet). Queries without a label are left out. Numbers are binarised at 0: h ≥ 0 is +1. With
+    ``leave_one_out`` the queries are the database itself, and none is ranked for itself.
     """
-    values, labels = _check(query, database, query_labels, database_labels, top)
+    values, labels = _check(query, database, query_labels, database_labels, top, missing)
     if leave_one_out and (len(values[0]) != len(values[1]) or len(values[1]) < 2):
         raise DataError(
             f"leaving one out needs the same two or more items on both sides, not {len(values[0])} queries and "
@@ -82,15 +84,19 @@ def hashing_map(
             for q, row in enumerate(labelled)
         ]
     )
-    kept = np.nan_to_num(found)
+    empty = np.isnan(found[:, 0])
+    if missing == "skip" and empty.all():
+        raise DataError("no query has a relevant item in the top: with missing='zero' each counts as 0.")
+    kept = found[~empty] if missing == "skip" else np.nan_to_num(found)
+    averaged = found[~np.isnan(found[:, 1]), 1] if missing == "skip" else kept[:, 1]
     return HashingScores(
         map=float(100 * kept[:, 0].mean()),
-        map_tie_averaged=float(100 * kept[:, 1].mean()),
+        map_tie_averaged=float(100 * averaged.mean()),
         queries=len(kept),
         unlabelled=len(values[0]) - len(labelled),
-        without_relevant=int(np.isnan(found[:, 0]).sum()),
+        without_relevant=int(empty.sum()),
         top=ranking.top,
-        precisions=100 * kept,
+        precisions=100 * np.nan_to_num(kept),
     )
 
 
@@ -146,8 +152,11 @@ def _check(
     query_labels: ArrayLike,
     database_labels: ArrayLike,
     top: int,
+    missing: str,
 ) -> tuple[list[NDArray[Any]], list[NDArray[np.bool_]]]:
     """Codes and labels of the queries and of the database that fit together."""
+    if missing not in get_args(Missing):
+        raise SettingsError(f"missing='{missing}' is unknown: choose {' or '.join(get_args(Missing))}.")
     if top < 1:
         raise SettingsError(f"top={top} ranks no item: give at least 1 ({TOP} is usual).")
     values = [np.asarray(rows) for rows in (query, database)]
@@ -183,6 +192,7 @@ class HashRetrieval:
 
     column: str = COLUMN
     top: int = TOP
+    missing: Missing = "zero"
     bootstrap: int = 0
     seed: int = 0
     split_labels: bool = True
@@ -203,7 +213,8 @@ class HashRetrieval:
             model.encode_image(part.images, view=VIEW, show_progress=show_progress).numpy() for part in ranked
         ]
         alone = data.others is None
-        found = hashing_map(codes[0], codes[-1], rows[0], rows[-1], top=self.top, leave_one_out=alone)
+        how: dict[str, Any] = {"top": self.top, "missing": self.missing, "leave_one_out": alone}
+        found = hashing_map(codes[0], codes[-1], rows[0], rows[-1], **how)
         queries, bits = ranked[0], int(codes[0].shape[1])
         names_of_map = ["map", "map_tie_averaged"]
         facts = Facts(
@@ -216,7 +227,7 @@ class HashRetrieval:
                 "classes": len(names),
                 "label column": self.column,
                 "top": found.top,
-                "without relevant": "zero",
+                "without relevant": self.missing,
                 "ties": "database index",
                 "data hash": "-".join(part.fingerprint() for part in ranked),
             },
