@@ -126,13 +126,12 @@ def make_head(input_dim: int, dim: int, norm: bool, kind: type[nn.Linear] = nn.L
     return nn.Sequential(*([nn.LayerNorm(input_dim)] if norm else []), linear)
 
 
-@part
-class Projected(Aggregator):
-    """A pooling, then Linear: (B, L, input_dim) → (B, dim)."""
+class WithHead(Aggregator):
+    """A pooling with a head behind it: (B, L, input_dim) → (B, dim)."""
 
-    def __init__(self, pooling: Aggregator, input_dim: int, dim: int) -> None:
+    def __init__(self, pooling: Aggregator, input_dim: int, dim: int, norm: bool = False) -> None:
         super().__init__()
-        self.pooling, self.dim, self.head = pooling, dim, make_head(input_dim, dim, norm=False)
+        self.pooling, self.dim, self.head = pooling, dim, make_head(input_dim, dim, norm)
 
     def dim_of(self, encoder_dim: int) -> int:
         return self.dim
@@ -143,7 +142,15 @@ class Projected(Aggregator):
 
 
 @part
-class Head(Aggregator):
+class Projected(WithHead):
+    """A pooling, then Linear: (B, L, input_dim) → (B, dim)."""
+
+    def __init__(self, pooling: Aggregator, input_dim: int, dim: int) -> None:
+        super().__init__(pooling, input_dim, dim)
+
+
+@part
+class Head(WithHead):
     """The first element of a set → LayerNorm (with ``norm``) → Linear: (B, L, input_dim) → (B, dim).
 
     The first element is the pooled vector f of a dual encoder (CUSA on CLIP: ``norm``, dim = input_dim), or the class
@@ -151,14 +158,4 @@ class Head(Aggregator):
     """
 
     def __init__(self, input_dim: int, dim: int, norm: bool = True) -> None:
-        super().__init__()
-        self.dim, self.first = dim, First()
-        self.head = make_head(input_dim, dim, norm)
-
-    def dim_of(self, encoder_dim: int) -> int:
-        return self.dim
-
-    def forward(self, features: Features) -> Tensor:
-        weight = self.head[-1].weight
-        out: Tensor = self.head(self.first(features).to(weight.dtype))
-        return out
+        super().__init__(First(), input_dim, dim, norm)

@@ -67,11 +67,8 @@ class CachedStep:
         terms = step.method.objective(embeddings, whole)
         step.accelerator.backward(torch.stack(list(terms.values())).sum())
         self._replay(pieces, states, [t.grad for t in _tensors(own)])
-        step.clip()
-        step.optimizer.step()
-        step.optimizer.zero_grad(set_to_none=True)
         self.before = batch
-        return embeddings.map(Tensor.detach), whole, {name: value.detach() for name, value in terms.items()}
+        return step.move(embeddings, whole, terms)
 
     def _replay(
         self, pieces: Sequence[Batch], states: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]

@@ -16,7 +16,6 @@ from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.objectives.objective import SeesPairs, after_epoch, collapsed_value, start_epoch
 from diptych.progress import echo, track
-from diptych.settings import TrainingSettings
 from diptych.targets.columns import Column, Resident, divide
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
@@ -109,7 +108,9 @@ class Session:
         self.meter.add(terms)
         if self.progress.step % self.settings.log_steps == 0 and self.log is not None:
             for sentence in self.health.report(terms, self.collapsed):
-                on_collapse(sentence, self.settings)
+                if self.settings.on_collapse == "stop":
+                    raise TrainingError(sentence)
+                echo(f"warning: {sentence}")
             self.log.write(self.progress.step, {"epoch": epoch, "learning_rate": rate, **self.meter.read()})
 
     @property
@@ -277,10 +278,3 @@ def report_skipped(loader: PairLoader, accelerator: Accelerator, step: int, log:
     log.write(step, {"skipped_images": total})
     example = next((f": {reason}" for reason in loader.skipped.values()), "")
     echo(f"warning: {total} images could not be read and were skipped{example}")
-
-
-def on_collapse(sentence: str, settings: TrainingSettings) -> None:
-    """Warn or stop, as the user chose."""
-    if settings.on_collapse == "stop":
-        raise TrainingError(sentence)
-    echo(f"warning: {sentence}")

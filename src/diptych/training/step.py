@@ -67,14 +67,14 @@ class Step:
             backward_of_turn(self.accelerator.backward, loss, outputs, self.method.retriever.parameters())
         else:
             self.accelerator.backward(loss)
+        return self.move(embeddings, whole, terms)
+
+    def move(self, embeddings: Embeddings, whole: Batch, terms: Terms) -> tuple[Embeddings, Batch, Terms]:
+        """Clip the gradients that are there and let the optimiser move; gives what it was given, without gradient."""
         self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return (
-            embeddings.map(torch.Tensor.detach),
-            whole,
-            {name: value.detach() for name, value in terms.items()},
-        )
+        return embeddings.map(Tensor.detach), whole, {name: value.detach() for name, value in terms.items()}
 
     def seen_by_objective(self, batch: Batch) -> Batch:
         """Ids and targets of every process, with the columns that lie on the device."""
