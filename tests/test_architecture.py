@@ -110,13 +110,12 @@ def test_a_class_name_stands_for_one_thing() -> None:
 
 def test_types_of_encoders_are_asked_inside_their_room() -> None:
     asked = re.compile(r"isinstance\([^()]*(\([^()]*\))?[^()]*\bBackbone\b")
-    known = {"model/named.py"}  # a plugin's name stands for a backbone or for a whole encoder
     found = {
         str(path.relative_to(PACKAGE))
         for path in FILES
         if layer(path) != "encoders" and asked.search(path.read_text("utf-8"))
     }
-    assert found == known
+    assert not found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

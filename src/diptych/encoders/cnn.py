@@ -54,6 +54,11 @@ class Grid(AroundNetwork):
         return self
 
 
+def over_cells(found: Encoder | Backbone, dim: int, drop: float, trainable: bool) -> Encoder:
+    """An encoder as it is, or the one over the cells of a backbone."""
+    return Grid(found, dim, drop, trainable) if isinstance(found, Backbone) else found
+
+
 @part
 class PrecomputedGrid(Encoder):
     """Stored cells or global vectors (B, R, input_dim) → linear → (B, R, dim), without the backbone they came

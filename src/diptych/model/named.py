@@ -17,7 +17,7 @@ from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import build_vocabulary, read_vocabulary
 from diptych.encoders.backbones import HubBackbone, TimmBackbone
 from diptych.encoders.bigru import BiGRU, UniGRU
-from diptych.encoders.cnn import Grid, PrecomputedGrid
+from diptych.encoders.cnn import PrecomputedGrid, over_cells
 from diptych.encoders.encoder import Backbone, Encoder
 from diptych.encoders.known_names import known_name
 from diptych.encoders.pretrained import minilm_folder
@@ -74,12 +74,8 @@ def image_side(
         )
     if settings.unit_input:
         raise SettingsError("--unit_input is for stored CNN vectors: leave it out for pictures.")
-    return _grid(backbone(name, settings.image_size, IMAGE_ENCODERS), settings, drop)
-
-
-def _grid(network: Backbone, settings: EncoderSettings, drop: float) -> tuple[Encoder, ImageInput]:
-    """The encoder over the cells of a backbone, and the pictures that it reads."""
-    encoder = Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone)
+    network = backbone(name, settings.image_size, IMAGE_ENCODERS)
+    encoder = over_cells(network, settings.dim, drop, settings.train_backbone)
     return encoder, PixelInput(**network.pixel_format)
 
 
@@ -90,17 +86,16 @@ def _plugin_image_side(
     name, given = settings.image_encoder, {}
     if holds_features(captions.images):
         given = {"width": int(np.asarray(first_readable(captions.images)).shape[-1])}
-    encoder = IMAGE_ENCODERS.make(name, settings, size=settings.image_size, **given)
-    if given and not isinstance(encoder, Backbone):
+    made = IMAGE_ENCODERS.make(name, settings, size=settings.image_size, **given)
+    encoder = over_cells(made, settings.dim, drop, settings.train_backbone)
+    if given and encoder is made:
         return encoder, RegionInput(given["width"])
-    if given or not hasattr(encoder, "pixel_format"):
+    if given or not hasattr(made, "pixel_format"):
         reads, holds = ("pictures", "features") if given else ("stored features", "pictures")
         raise SettingsError(
             f"--image_encoder {name} reads {reads}, {captions.name} holds {holds}: give another encoder or data set."
         )
-    if isinstance(encoder, Backbone):
-        return _grid(encoder, settings, drop)
-    return encoder, PixelInput(**encoder.pixel_format)
+    return encoder, PixelInput(**made.pixel_format)
 
 
 def check_pictures(captions: Captions, model: str) -> None:
