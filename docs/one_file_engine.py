@@ -90,6 +90,7 @@ class OneFileIndex(Index):
     """An index in one SQLite file: writers take turns, readers see the last committed change."""
 
     engine = "onefile"
+    precisions = ("float32",)
 
     def __init__(self, place: str, *, writable: bool = False) -> None:
         self.path, self._writable = place, writable
@@ -109,8 +110,6 @@ class OneFileIndex(Index):
     def _make(cls, place: str, facts: dict[str, str]) -> None:
         if cls.exists(place):
             raise IndexFault(f"{place} is already an index: open it, or choose another file.")
-        if facts["precision"] != "float32":
-            raise IndexFault(f"an index in one file stores float32, not '{facts['precision']}'.")
         with closing(_connect(place)) as db:
             db.executescript(f"BEGIN; {TABLES}")
             db.executemany("INSERT INTO meta VALUES (?, ?)", {**facts, "generation": "0"}.items())

@@ -260,9 +260,10 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: evaluate_vectors(p / "out", protocol="coco-1k"),
          "the protocol coco-1k ranks 5 folds by themselves, these ranks are of the whole gallery: use plain."),
         (lambda p: EmbeddedIndex.create(p / "new", 0),
-         "an index needs vectors of at least 1 dimension, not 0."),
+         "an index cannot hold vectors of 0 dimensions: the engine embedded takes 1 to 16777216."),
         (lambda p: EmbeddedIndex.create(p / "new", 24, precision="int3"),
-         "precision 'int3' is unknown: choose float32, float16, binary."),
+         "an index of the engine embedded stores float32 or float16 or binary, not the precision 'int3': choose one of "
+         "these, or another engine."),
         (lambda _: read_address("milvus://db/x?colour=red"),
          "a Milvus URL has no option 'colour': the options are consistency, index, replicas, partitions, "
          "partition_by."),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from diptych import notebook
-from diptych.errors import DataError, DiptychError, IndexFault, QueryError
+from diptych.errors import DataError, DiptychError, IndexFault, QueryError, SettingsError
 from diptych.index.capabilities import Capabilities
 from diptych.index.protocol import (
     KINDS,
+    PRECISIONS,
     Collection,
     Hits,
     IndexInfo,
@@ -48,6 +49,8 @@ class Index(Capabilities):
     """
 
     engine: str
+    most_dimensions = 1 << 24  # of a vector, and the precisions that the engine stores
+    precisions: tuple[Precision, ...] = PRECISIONS
     _writable = False
     _facts: Mapping[str, str]  # of ``new_facts``, as they were stored
 
@@ -130,6 +133,16 @@ class Index(Capabilities):
         precision: Precision = "float32",
     ) -> Self:
         """A new, empty index, open for writing; an index that is already there is refused."""
+        if not 1 <= dimension <= cls.most_dimensions:
+            raise SettingsError(
+                f"an index cannot hold vectors of {dimension} dimensions: the engine {cls.engine} takes 1 to "
+                f"{cls.most_dimensions}."
+            )
+        if precision not in cls.precisions:
+            raise SettingsError(
+                f"an index of the engine {cls.engine} stores {' or '.join(cls.precisions)}, not the precision "
+                f"'{precision}': choose one of these, or another engine."
+            )
         cls._make(place, new_facts(dimension, precision, model, fingerprint))
         return cls(place, writable=True)  # type: ignore[call-arg]
 

@@ -20,7 +20,7 @@ import numpy as np
 from diptych.errors import DataError, SettingsError
 from diptych.index.ingest.collection_files import CollectionFiles
 from diptych.index.ingest.pipeline import PhotoReader, take_in
-from diptych.index.ingest.works import ABSENT, NOT_FINITE, BatchEncoder, Work
+from diptych.index.ingest.works import ABSENT, NOT_FINITE, BatchEncoder, End, Work
 from diptych.index.models import open_model
 from diptych.index.protocol import Item
 from diptych.machine import record_root
@@ -86,10 +86,8 @@ def embed_shard(
     return receipt
 
 
-class ShardEnd:
-    """A file of vectors that is written from the beginning to the end: every image is new, texts follow the images."""
-
-    collection = 0
+class ShardEnd(End):
+    """A file of vectors, whose chunks depend on the data alone; texts wait until all images are written."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self.writer = writer
@@ -97,21 +95,7 @@ class ShardEnd:
         self.unreadable: list[tuple[str, str]] = []
         self.texts = 0
 
-    def key_before(self, id: str) -> str:
-        """A new file has seen nothing."""
-        return ""
-
-    def compare(self, work: Work) -> None:
-        """Everything is to be written."""
-
-    def accept(self, work: Work, look: Callable[[Work], None]) -> bool:
-        """Every image, so that the chunks depend on the data alone."""
-        return True
-
-    def finish(self, works: list[Work]) -> None:
-        """Texts wait until all images are written."""
-
-    def commit(self, works: list[Work], finished: None) -> None:
+    def commit(self, works: list[Work], finished: Any) -> None:
         """Write a chunk of images in the order of the data."""
         for work in works:
             if not work.is_encoded:

@@ -34,6 +34,7 @@ from diptych.index.ingest.works import (
     NOT_FINITE,
     PREDICTED,
     BatchEncoder,
+    End,
     IndexingResult,
     Labeller,
     SharedFeatures,
@@ -128,7 +129,7 @@ def _labeller(model: Model, labels: bool, local_features: bool) -> Labeller | No
     return found
 
 
-class IndexEnd:
+class IndexEnd(End):
     """An index that is brought in line with one collection."""
 
     def __init__(

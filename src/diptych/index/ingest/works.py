@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,34 +55,33 @@ class Work:
         return self.item.id.encode("utf-8", "replace").decode(), self.reason
 
 
-class End(Protocol):
-    """Where images go: an index, or a file of vectors.
+class End(ABC):
+    """Where images go: an index, or a file of vectors, which is written from its beginning: every image is new to it.
 
     The threads that read call ``key_before`` and ``compare``, the thread that encodes calls ``finish``, the thread that
     writes calls the others.
     """
 
-    collection: int
+    collection = 0
 
     def key_before(self, id: str) -> str:
         """The key of the file that the end has seen under this id, empty where it has none."""
-        ...
+        return ""
 
-    def compare(self, work: Work) -> None:
+    def compare(self, work: Work) -> None:  # noqa: B027  nothing is to be compared with
         """Note whether an image is ``done``, and which vector it ``keeps``."""
-        ...
 
     def accept(self, work: Work, look: Callable[[Work], None]) -> bool:
         """Whether an image belongs in the next chunk; ``look`` reads the picture of one that cannot keep its vector."""
-        ...
+        return True
 
     def finish(self, works: list[Work]) -> Any:
         """Compute what a chunk needs beside its pictures."""
-        ...
+        return None
 
+    @abstractmethod
     def commit(self, works: list[Work], finished: Any) -> None:
         """Write a chunk."""
-        ...
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import eq
 from pathlib import Path
 from typing import Any, cast
@@ -66,6 +66,16 @@ class Cells:
         return found
 
 
+@dataclass
+class ReadCells:
+    """What was read of one segment: its first ``filled`` rows, the last of them at ``generation``."""
+
+    numbers: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    codes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    filled: int = 0
+    generation: int = 0
+
+
 class MetadataColumn:
     """One column by segment and row, read a piece at a time; safe to share between threads.
 
@@ -74,10 +84,7 @@ class MetadataColumn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: dict[int, NDArray[np.float64]] = {}
-        self._codes: dict[int, NDArray[np.int32]] = {}
-        self._filled: dict[int, int] = {}  # segment → rows read so far
-        self._read_at: dict[int, int] = {}  # segment → the newest generation its rows were read at
+        self._segments: defaultdict[int, ReadCells] = defaultdict(ReadCells)
         self._values: list[Any] = []
         self._code_of: dict[str, int] = {}
 
@@ -86,27 +93,24 @@ class MetadataColumn:
         ``generation``: rows that are still there for this reader may have been gone by then."""
         while True:
             with self._lock:
-                if self._read_at.get(segment, 0) > generation:
+                known = self._segments[segment]
+                if known.generation > generation:
                     return None
-                filled = self._filled.get(segment, 0)
-                if filled >= rows:
-                    numbers = self._numbers.get(segment, np.zeros(0))
-                    codes = self._codes.get(segment, np.zeros(0, np.int32))
-                    return Cells(numbers[:rows], codes[:rows], self._values, len(self._values))
-                self._extend(segment, rows, read(filled, min(rows, filled + PIECE)))
-                self._filled[segment] = min(rows, filled + PIECE)
-                self._read_at[segment] = generation
+                if known.filled >= rows:
+                    return Cells(known.numbers[:rows], known.codes[:rows], self._values, len(self._values))
+                stop = min(rows, known.filled + PIECE)
+                self._extend(known, rows, read(known.filled, stop))
+                known.filled, known.generation = stop, generation
             deadline.check()
 
-    def _extend(self, segment: int, rows: int, cells: Iterator[tuple[int, Any]]) -> None:
+    def _extend(self, known: ReadCells, rows: int, cells: Iterator[tuple[int, Any]]) -> None:
         """Note (row, value) of new rows; what was handed out before is never written to."""
-        before = self._filled.get(segment, 0)
-        numbers, codes = self._numbers.get(segment), self._codes.get(segment)
-        if numbers is None or codes is None or len(numbers) < rows:
-            more, further = np.full(rows, np.nan), np.full(rows, -1, np.int32)
-            more[:before] = () if numbers is None else numbers[:before]
-            further[:before] = () if codes is None else codes[:before]
-            self._numbers[segment], self._codes[segment] = numbers, codes = more, further
+        if len(known.numbers) < rows:
+            numbers, codes = np.full(rows, np.nan), np.full(rows, -1, np.int32)
+            numbers[: known.filled] = known.numbers[: known.filled]
+            codes[: known.filled] = known.codes[: known.filled]
+            known.numbers, known.codes = numbers, codes
+        numbers, codes = known.numbers, known.codes
         for row, value in cells:
             if value is None:
                 continue

@@ -18,6 +18,7 @@ from typing import Any
 
 from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
+from diptych.index.base import Index
 from diptych.index.engines.embedded import checksums
 from diptych.index.engines.embedded.checksums import damaged
 from diptych.index.engines.embedded.segments import ANEW
@@ -54,7 +55,6 @@ CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', conte
 SCRIPT = _TABLES + "".join(_WORDS.format(kind=kind) for kind in KINDS)
 _FACTS = ("created", "dead_sum", "digest", "fingerprint", "id", "model", "version")  # any text
 _NUMBER = re.compile(r"[0-9]{1,18}")
-MAX_DIMENSION = 1 << 24  # of a vector: 64 MB
 MAX_ROWS = (1 << 32) - 1  # of a segment: ``ROW_BITS`` of a slot
 MAX_SEGMENT = (1 << 31) - 1  # its number, the other bits of a slot
 Test = Callable[[Any], bool]
@@ -171,7 +171,7 @@ def facts(db: sqlite3.Connection, folder: Path) -> dict[str, str]:
     wrong = next((name for name in _FACTS if name not in found), None)
     if found.get("precision") not in PRECISIONS:
         wrong = "precision"
-    elif not 1 <= int(found["dimension"]) <= MAX_DIMENSION:
+    elif not 1 <= int(found["dimension"]) <= Index.most_dimensions:
         wrong = "dimension"
     elif int(found["next_segment"]) > MAX_SEGMENT // 2:  # half of the numbers are left to be used
         wrong = "next_segment"

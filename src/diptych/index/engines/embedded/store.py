@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 from filelock import FileLock, Timeout
 
-from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
+from diptych.errors import DiptychError, IndexFault, StorageError
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.connections import (
     FILE,
@@ -31,7 +31,7 @@ from diptych.index.engines.embedded.connections import (
 )
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, append, slot_of
 from diptych.index.engines.embedded.state import RowNumbers, Segment, State, read_state
-from diptych.index.protocol import KINDS, PRECISIONS, Item, Kind, Vectors, is_closed, read_only
+from diptych.index.protocol import KINDS, Item, Kind, Vectors, is_closed, read_only
 from diptych.progress import track
 from diptych.storage import create_folder, storing
 
@@ -84,11 +84,6 @@ class Store:
     @staticmethod
     def create(path: Path, facts: dict[str, str]) -> None:
         """Write an empty index; one that is already there is refused."""
-        dimension, precision = int(facts["dimension"]), facts["precision"]
-        if dimension < 1:
-            raise SettingsError(f"an index needs vectors of at least 1 dimension, not {dimension}.")
-        if precision not in PRECISIONS:
-            raise SettingsError(f"precision '{precision}' is unknown: choose {', '.join(PRECISIONS)}.")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is already an index" if (path / FILE).is_file() else "exists and is not empty"
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")

@@ -31,7 +31,7 @@ from diptych.index.engines.milvus.pushdown import (
     select,
 )
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
-from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
+from diptych.index.engines.milvus.rows import Row, item_of, row, vectors_of
 from diptych.index.engines.milvus.server import Server
 from diptych.index.engines.milvus.table import MOST, STRONG
 from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Recall, Vectors, held_kinds, kind_of
@@ -49,6 +49,8 @@ class MilvusIndex(Index):
     """
 
     engine = "milvus"
+    most_dimensions = 32_768  # Milvus's limit
+    precisions = ("float32",)
     path: str
 
     def __init__(self, url: str, *, writable: bool = False) -> None:
@@ -69,7 +71,6 @@ class MilvusIndex(Index):
 
     @classmethod
     def _make(cls, place: str, about: dict[str, str]) -> None:
-        check_storable(int(about["dimension"]), about["precision"])
         address = read_address(place)
         parts = {"partitions": str(address.partitions), "partition_by": address.partition_by}
         with closing(Server(address)) as server:

@@ -14,26 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError
 from diptych.index.engines.milvus.pushdown import KIND_NUMBERS, cells_of, key_of
 from diptych.index.engines.milvus.server import DataType, Function, FunctionType
 from diptych.index.protocol import Item, Vectors, record
 
 FIELD_BYTES = 65_535  # largest text or JSON value in Milvus
-DIMENSIONS = 32_768  # Milvus's limit
 OVERHEAD = 600  # bytes of a row beside its vector and its item, to size requests by
 Row = dict[str, Any]
-
-
-def check_storable(dimension: int, precision: str) -> None:
-    """Raise when Milvus cannot hold such vectors."""
-    if not 1 <= dimension <= DIMENSIONS:
-        raise SettingsError(f"the vectors have {dimension} dimensions: Milvus holds 1 to {DIMENSIONS}.")
-    if precision != "float32":
-        raise SettingsError(
-            f"an index in Milvus stores float32, not '{precision}': leave the precision out, or choose a path for an "
-            "embedded index."
-        )
 
 
 def item_fields(schema: Any, dimension: int, words: bool = False) -> None:

@@ -39,6 +39,8 @@ class PostgresIndex(Index):
     """
 
     engine = "postgresql"
+    most_dimensions = 16_000  # pgvector's limit
+    precisions = ("float32", "float16")
     path: str
 
     def __init__(self, url: str, *, writable: bool = False) -> None:
@@ -57,7 +59,6 @@ class PostgresIndex(Index):
 
     @classmethod
     def _make(cls, place: str, facts: dict[str, str]) -> None:
-        tables.check_storable(int(facts["dimension"]), facts["precision"])
         with closing(Database(place)) as database:
             new = Tables(database.index, facts["precision"])
             database.change(lambda db: new.create(db, database.label, facts), "SELECT 1")

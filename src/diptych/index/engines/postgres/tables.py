@@ -28,7 +28,6 @@ from diptych.progress import track
 FORMAT = 1  # version of the tables; raised when old ones can no longer be read
 PIECE = 1000  # items verified at once
 TYPES: dict[str, str] = {"float32": "vector", "float16": "halfvec"}
-DIMENSION_LIMIT = 16_000  # pgvector's, of a stored vector
 GRAPH_LIMITS = {"float32": 2_000, "float16": 4_000}  # pgvector's, of an indexed one
 INLINE_BYTES = 7_000  # a vector up to this size stays in its row: a scan then reads one table end to end
 _KINDS = {"string": "text", "array": "list"}  # kinds of metadata that PostgreSQL's JSON calls otherwise
@@ -292,19 +291,6 @@ class Tables:
         )
         for column in grown_columns(self.columns(db), held).items():
             self.run(db, upsert, column)
-
-
-def check_storable(dimension: int, precision: str) -> None:
-    """Raise when pgvector cannot hold such vectors."""
-    if not 1 <= dimension <= DIMENSION_LIMIT:
-        raise SettingsError(
-            f"the vectors have {dimension} dimensions: pgvector holds 1 to {DIMENSION_LIMIT}."
-        )
-    if precision not in TYPES:
-        raise SettingsError(
-            f"an index in PostgreSQL stores {' or '.join(TYPES)}, not '{precision}': choose one of these, "
-            "or a path for an embedded index."
-        )
 
 
 def check_indexable(dimension: int, precision: str) -> None:
