@@ -29,6 +29,7 @@ from diptych.index.protocol import (
     held_kinds,
     is_closed,
     kind_of,
+    next_collection,
     record,
 )
 from diptych.index.query.filters import ITEM_COLUMNS, Filter, matches, parse_filter
@@ -193,12 +194,9 @@ class OneFileIndex(Index):
 
     def _add_collection(self, name: str, root: str) -> Collection:
         with self._writing() as db:
-            for one in self.collections():  # another writer was quicker
-                if (one.name, one.root) == (name, root):
-                    return one
-            (number,) = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()
-            db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
-        return Collection(number, name, root)
+            found = next_collection(self.collections(), name, root)
+            db.execute("INSERT OR IGNORE INTO collections VALUES (?, ?, ?)", (found.number, name, root))
+        return found
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         with self._writing() as db:

@@ -101,7 +101,7 @@ def bombs(folder: Path) -> Attack:
     from diptych.data.decode.opening import open_image
     from diptych.errors import ImageError
     from diptych.index.ingest.photos import photo_facts
-    from diptych.index.protocol import check_storable
+    from diptych.index.protocol import Item, record
 
     kinds: tuple[Callable[[Random], tuple[str, bytes]], ...] = (
         with_tags, claimed, packed, lambda draw: ("a.svg", drawing(draw)),
@@ -113,7 +113,7 @@ def bombs(folder: Path) -> Attack:
         file.write_bytes(data)
         try:
             facts, _ = photo_facts(file)
-            check_storable("a", facts)
+            record(Item("a", metadata=facts))
         except ImageError:
             pass
         void(open_image(file, max_pixels=2_000_000))

@@ -42,7 +42,7 @@ def photos(folder: Path) -> Attack:
 def exif(folder: Path) -> Attack:
     """Dates, cameras and places: whatever a file claims, the columns can be stored."""
     from diptych.index.ingest.photos import photo_facts
-    from diptych.index.protocol import check_storable
+    from diptych.index.protocol import Item, record
 
     tags = Image.Exif()
     tags[ExifTags.Base.Make], tags[ExifTags.Base.Model] = "Maker", "Model"
@@ -60,7 +60,7 @@ def exif(folder: Path) -> Attack:
         path = folder / "a.jpg"
         path.write_bytes(mutated(draw.choice(sound), draw))
         facts, _ = photo_facts(path)
-        check_storable("a", facts)
+        record(Item("a", metadata=facts))
         assert abs(facts.get("latitude", 0.0)) <= 90
         assert abs(facts.get("longitude", 0.0)) <= 180
 

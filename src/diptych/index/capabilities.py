@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -170,15 +169,6 @@ class Capabilities(ABC):
         found = self._kept_recall(kind)
         return self._trials.get(kind) or (self.widths(kind)[0] if found is None else found.width)
 
-    @contextmanager
-    def searched_at(self, kind: Kind, width: int) -> Iterator[None]:
-        """Search the approximate index of a kind at another width meanwhile."""
-        self._trials[kind] = width
-        try:
-            yield
-        finally:
-            del self._trials[kind]
-
     def _keep_recall(self, kind: Kind, recall: Recall) -> None:
         """Store what was measured with the approximate index."""
         raise NotImplementedError
@@ -189,6 +179,7 @@ class Capabilities(ABC):
 
     @cached_property
     def _trials(self) -> dict[Kind, int]:
+        """The widths that searches take while they are tried."""
         return {}
 
     def compact(self, *, show_progress: bool = False) -> int:
@@ -286,9 +277,12 @@ def widen(index: Capabilities, kind: Kind, target: float | None = None) -> Recal
         return index.recall(kind)
     exam, (usual, most) = Exam(index, kind), index.widths(kind)
     width = min(most, max(1, usual // LESS))
-    while True:
-        with index.searched_at(kind, width):
+    try:
+        while True:
+            index._trials[kind] = width
             found = exam.recall(width)
-        if found.value >= target or width >= min(most, MORE * usual):
-            return found
-        width = min(most, 2 * width)
+            if found.value >= target or width >= min(most, MORE * usual):
+                return found
+            width = min(most, 2 * width)
+    finally:
+        index._trials.pop(kind, None)

@@ -173,6 +173,12 @@ class Collection:
     root: str = ""
 
 
+def next_collection(known: Sequence[Collection], name: str, root: str) -> Collection:
+    """The collection of this name and root among those that are known, else one with the number after theirs."""
+    same = (one for one in known if (one.name, one.root) == (name, root))
+    return next(same, Collection(max((one.number for one in known), default=-1) + 1, name, root))
+
+
 @dataclass(frozen=True, slots=True)
 class Recall:
     """How much of the exact answers an approximate index gives: recall@10 with its 95 % interval.
@@ -302,14 +308,6 @@ def plain(id: str, name: object, value: Any) -> Any:
     )
 
 
-def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
-    """Raise when an id or a value of metadata cannot be stored, before an item is made of them."""
-    if "\x00" in id:
-        raise DataError(f"the id {id!r} holds a NUL character: remove it.")
-    for name, value in metadata.items():
-        plain(id, name, value)
-
-
 def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     """The kinds of value in each column, from (name, kind) of values; null is none."""
     found: dict[str, set[str]] = {}
@@ -334,7 +332,8 @@ def grown_columns(known: Mapping[str, Iterable[str]], held: Mapping[str, set[str
 
 def record(item: Item) -> tuple[Any, ...]:
     """The stored columns of an item after its slot; raises when they cannot be stored."""
-    check_storable(item.id, {})
+    if "\x00" in item.id:
+        raise DataError(f"the id {item.id!r} holds a NUL character: remove it.")
     metadata = {str(name): plain(item.id, name, value) for name, value in item.metadata.items()}
     data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
     texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)

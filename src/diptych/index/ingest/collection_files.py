@@ -22,7 +22,7 @@ from diptych.data.files import Member
 from diptych.errors import DataError
 from diptych.index.base import Index
 from diptych.index.ingest.photos import PhotoFile
-from diptych.index.protocol import Collection, Item, check_storable
+from diptych.index.protocol import Collection, Item
 
 
 class CollectionFiles:
@@ -109,13 +109,6 @@ def metadata_of(captions: Captions, row: int) -> Mapping[str, Any]:
     metadata = {str(name): values[row] for name, values in captions.labels.items()}
     metadata.setdefault("split", captions.splits[row])
     return {name: None if _is_nan(value) else value for name, value in metadata.items()}
-
-
-def check_writable(id: str, lines: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Raise when the id, texts or columns of an image cannot be stored."""
-    check_storable(id, metadata)
-    written = json.dumps(metadata, default=plain_value, ensure_ascii=False)
-    "".join([id, *lines, written]).encode()
 
 
 def content_of(

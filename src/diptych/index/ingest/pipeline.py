@@ -23,7 +23,6 @@ from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError
 from diptych.index.ingest.collection_files import (
     CollectionFiles,
-    check_writable,
     collection_id,
     content_of,
     metadata_of,
@@ -31,7 +30,7 @@ from diptych.index.ingest.collection_files import (
 )
 from diptych.index.ingest.photos import EXIF, Decoder, PhotoColumns, PhotoFile
 from diptych.index.ingest.works import BatchEncoder, End, SharedFeatures, Work
-from diptych.index.protocol import Item
+from diptych.index.protocol import Item, record
 from diptych.progress import track
 
 W = TypeVar("W")
@@ -134,7 +133,7 @@ class PhotoReader:
         metadata = metadata_of(self.captions, row)
         work = Work(row, Item(id, metadata=metadata, collection=number))
         try:
-            check_writable(id, lines, metadata)
+            record(replace(work.item, text="\n".join(lines)))  # what cannot be stored is not read
             with self.files.open(row) as photo:
                 work.key = self.files.key(row, self.end.key_before(id), photo)
                 work.item = replace(
@@ -149,7 +148,8 @@ class PhotoReader:
                 if not work.done:
                     self._fill(work, photo)
         except (UnicodeError, DataError, OSError) as error:
-            work.picture, work.reason = None, NOT_UNICODE if isinstance(error, UnicodeError) else str(error)
+            is_text = not isinstance(error.__cause__ or error, UnicodeError)
+            work.picture, work.reason = None, str(error) if is_text else NOT_UNICODE
         return work
 
     def notes(self) -> list[str]:

@@ -17,7 +17,7 @@ from diptych.index.engines.embedded.scan import fetch, scan
 from diptych.index.engines.embedded.segments import ROW_BITS
 from diptych.index.engines.embedded.state import Graph, RowNumbers, Selection, State
 from diptych.index.engines.embedded.store import ATTEMPTS, Store
-from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors
+from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors, next_collection
 from diptych.index.scoring import rescore
 
 if TYPE_CHECKING:  # what few searches need is imported where it is used
@@ -149,14 +149,18 @@ class EmbeddedIndex(Index):
         return self._read(lambda state, db: next((g for g in state.graphs if g.kind == kind), None))
 
     def collections(self) -> tuple[Collection, ...]:
-        rows = self._read(lambda state, db: connections.rows(db, self.path, "collections"))
-        return tuple(Collection(*row) for row in rows)
+        return self._read(lambda state, db: self._collections_in(db))
 
     def _add_collection(self, name: str, root: str) -> Collection:
         with self._store.writing() as db:
-            number = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()[0]
-            db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
-        return Collection(number, name, root)
+            known = self._collections_in(db)
+            found = next_collection(known, name, root)
+            if found not in known:
+                db.execute("INSERT INTO collections VALUES (?, ?, ?)", (found.number, name, root))
+        return found
+
+    def _collections_in(self, db: Any) -> tuple[Collection, ...]:
+        return tuple(Collection(*row) for row in connections.rows(db, self.path, "collections"))
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         with self._store.writing() as db:

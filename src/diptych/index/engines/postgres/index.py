@@ -149,7 +149,6 @@ class PostgresIndex(Index):
 
         A table being rewritten can be neither read nor changed: requests wait a moment, then give up.
         """
-        self._check_writable()
         before = self._database.ask(self._tables.size)
         self._change(self._tables.recount_columns)
         statements = self._tables.vacuum(self._database.ask(self._codes.names))

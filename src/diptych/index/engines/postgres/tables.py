@@ -21,6 +21,7 @@ from diptych.index.protocol import (
     grown_columns,
     held_kinds,
     kind_of,
+    next_collection,
     other_format,
 )
 from diptych.progress import track
@@ -194,12 +195,10 @@ class Tables:
     def add_collection(self, db: Connection, name: str, root: str) -> Collection:
         """Record a collection, unless another writer was quicker."""
         known = self.collections(db)
-        for one in known:
-            if (one.name, one.root) == (name, root):
-                return one
-        new = Collection(known[-1].number + 1 if known else 0, name, root)
-        self.run(db, "INSERT INTO {s}.collections VALUES (%s, %s, %s)", (new.number, name, root))
-        return new
+        found = next_collection(known, name, root)
+        if found not in known:
+            self.run(db, "INSERT INTO {s}.collections VALUES (%s, %s, %s)", (found.number, name, root))
+        return found
 
     def build_graph(self, db: Connection, kind: Kind) -> None:
         """Make the HNSW index of a kind, by inner product."""
