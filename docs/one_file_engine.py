@@ -253,7 +253,7 @@ class OneFileIndex(Index):
             for query in some:
                 best = keys[np.argsort(-(rows @ query), kind="stable")[:count]]
                 found.append(
-                    Candidates.of(held.items(best), held.serials[best].tolist(), held.rows(best), query)
+                    Candidates(held.items(best), held.serials[best].tolist(), held.rows(best), query)
                 )
             return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,26 +26,26 @@ def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidates:
-    """What an engine found for a query: items, the numbers of their addition, vectors, and scores in float64."""
+    """What an engine found for a query: items, the numbers of their addition, and vectors."""
 
     items: Sequence[Item]
     serials: Sequence[int]
     stored: Vectors
-    scores: NDArray[np.float64]
+    query: Vectors
 
-    @staticmethod
-    def of(items: Sequence[Item], serials: Sequence[int], stored: Vectors, query: Vectors) -> Candidates:
-        """Candidates with their scores."""
-        return Candidates(items, serials, stored, rescore(stored, query))
+    @cached_property
+    def scores(self) -> NDArray[np.float64]:
+        """In float64."""
+        return rescore(self.stored, self.query)
 
-    def is_crowded(self, query: Vectors, k: int) -> bool:
+    def is_crowded(self, k: int) -> bool:
         """Whether items beyond the candidates may tie with the k-th: the engine's float32 has chosen them."""
         if len(self.items) < k + MARGIN:
             return False
         scores = np.sort(self.scores)
-        tie = TIE * np.linalg.norm(self.stored, axis=1).max() * np.linalg.norm(query)
+        tie = TIE * np.linalg.norm(self.stored, axis=1).max() * np.linalg.norm(self.query)
         return bool(scores[0] >= scores[-k] - tie)
 
     def hits(self, k: int, exact: bool) -> Hits:
@@ -61,7 +62,7 @@ Find = Callable[[Vectors, int], list[Candidates]]
 def best_hits(queries: Vectors, k: int, find: Find, exact: bool, most: int = 1 << 62) -> list[Hits]:
     """The k best of each query; where an exact search has more ties than candidates, more are asked for."""
     found = find(queries, k + MARGIN)
-    crowded = [n for n, one in enumerate(found) if exact and one.is_crowded(queries[n], k)]
+    crowded = [n for n, one in enumerate(found) if exact and one.is_crowded(k)]
     again = find(queries[crowded], min(most, k + MAX_TIES)) if crowded else []
     for n, one in zip(crowded, again, strict=True):
         found[n] = one

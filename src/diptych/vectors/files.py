@@ -34,7 +34,6 @@ from diptych.vectors.manifest import FILES, Manifest, Receipt, read_manifest, re
 
 GROUP = 4096  # rows of a row group
 COLUMNS = ("id", "kind", "image_id", "path", "text", "metadata", "content", "thumbnail", "vector")
-PIECE = 1 << 22  # bytes read at a time for a checksum
 
 
 def parquet() -> tuple[Any, Any]:
@@ -248,10 +247,8 @@ class Shard:
     def check(self) -> None:
         """Compare the file with the size and checksum of its receipt."""
         self._check_size()
-        digest = hashlib.sha256()
         with os.fdopen(FILES.open(self.path), "rb") as handle:
-            while piece := handle.read(PIECE):
-                digest.update(piece)
+            digest = hashlib.file_digest(handle, "sha256")
         if digest.hexdigest() != self.receipt.sha256:
             raise DataError(f"{self.path} is not the file that was written: {self._advice()}")
 

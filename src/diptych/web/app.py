@@ -305,14 +305,13 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
     @app.get("/api/about", tags=["state"], summary="Columns, their common values, and limits")
     @Turns(DESCRIBING, WAITING)
     def about() -> About:
-        limits = {name: getattr(service.limits, name) for name in Limits.__dataclass_fields__}
         with service.limited():
             info = service.index.info
             columns = {name: list(kinds) for name, kinds in info.columns.items()}
             recall = {kind: asdict(found) for kind, found in info.recall.items()}
             return About(
                 **health_of(), columns=columns, recall=recall, values=service.values(), writable=writable,
-                words=service.words(), backend=service.backend, rerank=service.rerank, limits=limits,
+                words=service.words(), backend=service.backend, rerank=service.rerank, limits=asdict(service.limits),
             )  # fmt: skip
 
     @app.get("/metrics", tags=["state"], summary="Counters for Prometheus", response_class=PlainTextResponse)

@@ -9,7 +9,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
@@ -89,7 +90,7 @@ def serve(
                 pair_scorer=reranker_of(place, model, rerankers), chance=chance,
                 local=not reachable and not hosts,  # of a name, others come through a proxy
                 audit=audit,
-                writer=lambda: _writer(place, fingerprint),
+                writer=partial(open_index, place, writable=True, fingerprint=fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
@@ -152,10 +153,6 @@ def _leaving_cleanly() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _writer(place: str | Path, fingerprint: str) -> AbstractContextManager[Index]:
-    return open_index(place, writable=True, fingerprint=fingerprint)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -108,7 +108,7 @@ class Nearest:
     def _score(self, query: Vectors, rows: list[Row]) -> Candidates:
         rows = list({row["pk"]: row for row in sorted(rows, key=lambda row: row["serial"])}.values())
         stored = vectors_of(rows, self.dimension)
-        return Candidates.of([item_of(row) for row in rows], [row["serial"] for row in rows], stored, query)
+        return Candidates([item_of(row) for row in rows], [row["serial"] for row in rows], stored, query)
 
 
 def check_depth(k: int) -> None:

@@ -309,9 +309,7 @@ class PostgresIndex(Index):
         for query, cursor in zip(queries, cursors, strict=True):
             rows = cursor.fetchall()
             stored = self._rows([row[1] for row in rows])
-            out.append(
-                Candidates.of([item(row[2:]) for row in rows], [row[0] for row in rows], stored, query)
-            )
+            out.append(Candidates([item(row[2:]) for row in rows], [row[0] for row in rows], stored, query))
         return out
 
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
