@@ -57,7 +57,6 @@ def serve(
     rerankers: Sequence[str | Path] = (),
     chance: float | None = None,
     audit: tuple[bytes, str] | None = None,
-    log_level: str = "warning",
 ) -> None:
     """Serve an index (a path or a database URL) until interrupted.
 
@@ -96,7 +95,7 @@ def serve(
             _announce(index, listening)
             for sentence in app.state.service.pictures.withheld():
                 tell(sentence)
-            _run(app, listening, log_level)
+            _run(app, listening)
     finally:
         listening.close()
 
@@ -109,11 +108,11 @@ def _check_access(host: str, token: str | None, private: bool) -> None:
         raise SettingsError("a private service needs a token: give one (--token).")
 
 
-def _run(app: FastAPI, listening: socket.socket, log_level: str) -> None:
+def _run(app: FastAPI, listening: socket.socket) -> None:
     """Answer until interrupted."""
-    logging.getLogger("uvicorn.error").setLevel(log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
-        app, log_level=log_level, access_log=False, server_header=False, ws="none",
+        app, log_level="warning", access_log=False, server_header=False, ws="none",
         http=PatientProtocol,  # of h11, whose limit on the size of addresses and headers is known
         h11_max_incomplete_event_size=ADDRESS_BYTES, timeout_graceful_shutdown=GRACE,
     )  # fmt: skip

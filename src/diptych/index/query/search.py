@@ -181,12 +181,9 @@ class Searcher:
             raise QueryError("the terms of the query cancel each other out: nothing is left to look for.")
         return np.asarray(total / length, np.float32)
 
-    def background(
-        self, vector: Vectors, kind: Kind | None = "image", filter: str | Filter | None = None
-    ) -> Background | None:
+    def background(self, vector: Vectors, kind: Kind | None = "image") -> Background | None:
         """The distribution of a query's scores over the collection; None when the collection is too small."""
-        sample = self.index.sample(kind, filter)
-        return background(sample @ vector, self.index.count(kind))
+        return background(self.index.sample(kind) @ vector, self.index.count(kind))
 
     def _nearest(
         self,

@@ -21,8 +21,7 @@ from diptych.index.engines.milvus.pushdown import Parts, column_of, keys
 from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
 from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.engines.milvus.table import STRONG, Table
-from diptych.index.engines.remote import INCOMPLETE, OTHER, TAKEN
-from diptych.index.protocol import Collection, Recall, grown_columns, other_format
+from diptych.index.protocol import INCOMPLETE, OTHER, TAKEN, Collection, Recall, grown_columns, other_format
 
 PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
 _CLAIM = "collection_"

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from diptych.errors import IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 from diptych.index import deadline
 from diptych.index.engines.milvus.address import Address
-from diptych.index.engines.remote import ABSENT, FAILED, SILENT
-from diptych.index.protocol import is_closed
+from diptych.index.protocol import ABSENT, FAILED, SILENT, is_closed
 
 try:
     import grpc

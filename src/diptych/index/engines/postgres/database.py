@@ -11,8 +11,7 @@ from urllib.parse import unquote
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 from diptych.index import deadline
-from diptych.index.engines.remote import ABSENT, FAILED, SILENT
-from diptych.index.protocol import is_closed
+from diptych.index.protocol import ABSENT, FAILED, SILENT, is_closed
 
 try:
     import psycopg

@@ -12,9 +12,11 @@ from typing import Any
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.engines.postgres.database import Connection, Jsonb, sql
 from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded, item
-from diptych.index.engines.remote import INCOMPLETE, OTHER, TAKEN
 from diptych.index.protocol import (
+    INCOMPLETE,
     KINDS,
+    OTHER,
+    TAKEN,
     Collection,
     Item,
     Kind,
