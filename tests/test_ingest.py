@@ -155,7 +155,7 @@ class Caching(ColourModel):
     def cell_cache(self) -> Caching:
         return self
 
-    def known(self, key: str) -> None:
+    def find(self, key: str) -> None:
         return None
 
     def compute(self, keys: Sequence[str], pictures: Sequence[Any], *, store: bool = True) -> NDArray[Any]:
