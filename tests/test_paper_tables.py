@@ -63,6 +63,7 @@ def test_every_row_builds_and_makes_a_step(paper: str, world: World, tmp_path: P
             opened[cell.path] = captions
             cost = measure_steps(RECIPES[cell.row.recipe], settings, captions, steps=1)
             assert cost.seconds > 0
+            assert cost.cpu > 0
             assert cost.parameters > 0
 
 

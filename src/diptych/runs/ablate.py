@@ -14,6 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
@@ -207,24 +209,26 @@ class Runner:
 
     def plan(self) -> str:
         """What would be trained and measured, and how long the training would take, from a few measured steps."""
-        rows = [["run", "recipe", "steps", "seconds a step", "hours"]]
-        total, costs = 0.0, dict[str, columns.Cost]()
+        rows = [["run", "recipe", "steps", "seconds a step", "hours", "CPU hours"]]
+        total, costs = np.zeros(2), dict[str, columns.Cost]()
         for _, job in self.distinct_runs():
             run = self.place(job)
             if self._finished(job):
-                rows.append([job.folder, job.recipe.name, "finished", "", ""])
+                rows.append([job.folder, job.recipe.name, "finished", "", "", ""])
                 continue
             like = replace(job, settings=replace(job.settings, seed=0)).key
             if like not in costs:
                 costs[like] = columns.measure_steps(job.recipe, job.settings, open_captions(job.data))
             cost = costs[like]
             left = max(0, cost.steps * job.settings.epochs - _saved(run).get("step", 0))
-            hours = left * cost.seconds / 3600
+            hours = left * np.array([cost.seconds, cost.cpu]) / 3600
             total += hours
-            rows.append([job.folder, job.recipe.name, f"{left:,}", f"{cost.seconds:.3f}", f"{hours:.2f}"])
+            numbers = f"{left:,}", f"{cost.seconds:.3f}", *(f"{one:.2f}" for one in hours)
+            rows.append([job.folder, job.recipe.name, *numbers])
         measured = [f"{cell.row.name} ({cell.group.title})" for cell in self.cells()]
         told = [
-            f"{len(rows) - 1} runs, about {total:.2f} hours of training; features, validation and tests come on top.",
+            f"{len(rows) - 1} runs, about {total[0]:.2f} hours of training on this machine as it is now, "
+            f"{total[1]:.2f} of CPU time; features, validation and tests come on top.",
             f"measured: {', '.join(measured)}.",
         ]
         return "\n".join([*aligned_rows(rows), *told, *self._conditions()])

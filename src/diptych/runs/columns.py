@@ -41,9 +41,10 @@ MEGA = 2**20
 
 @dataclass(frozen=True)
 class Cost:
-    """What training costs: seconds of a step, steps of an epoch, memory of the GPU and of the process."""
+    """What training costs: seconds of a step on the clock and of the CPU, steps of an epoch, memory."""
 
     seconds: float
+    cpu: float
     steps: int
     parameters: int
     gpu: int
@@ -73,7 +74,7 @@ def measure_steps(
     parameters = sum(p.numel() for p in method.retriever.parameters())
     batch = settings.batch_size
     if method.solver is not None:
-        return Cost(0.0, 0, parameters, 0, _memory())
+        return Cost(0.0, 0.0, 0, parameters, 0, _memory())
     some = _first(training, steps * batch)
     where = training_device("auto")
     how: dict[str, Any] = {"device": where, "show_progress": False}
@@ -92,15 +93,15 @@ def measure_steps(
         with closing(session):
             taken = _timed_steps(session, steps)
     peak = torch.cuda.max_memory_allocated() if gpu else 0
-    return Cost(
-        statistics.median(taken[1:] or taken), len(training.texts) // batch, parameters, peak, _memory()
-    )
+    seconds, cpu = np.median(taken[1:] or taken, axis=0).tolist()
+    return Cost(seconds, cpu, len(training.texts) // batch, parameters, peak, _memory())
 
 
-def _timed_steps(session: Session, steps: int) -> list[float]:
+def _timed_steps(session: Session, steps: int) -> list[tuple[float, float]]:
+    """Seconds of each step, on the clock and of the CPU."""
     session.start_epoch(0)
-    taken: list[float] = []
-    began = time.perf_counter()
+    taken: list[tuple[float, float]] = []
+    clock, cpu = time.perf_counter(), time.process_time()
     for _, batch in zip(range(steps), session.batches(0), strict=False):
         rate = session.set_rate()
         embeddings, whole, terms = session.run_step(batch)
@@ -109,9 +110,9 @@ def _timed_steps(session: Session, steps: int) -> list[float]:
         session.note(0, rate, terms)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        now = time.perf_counter()
-        taken.append(now - began)
-        began = now
+        now = time.perf_counter(), time.process_time()
+        taken.append((now[0] - clock, now[1] - cpu))
+        clock, cpu = now
     return taken
 
 
