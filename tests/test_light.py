@@ -17,6 +17,7 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+import torch
 from browsers import chromium, expect, opened
 from commands import diptych, refused
 from dual_folders import clip_folder
@@ -26,6 +27,7 @@ from test_runtime import picture_model, small_model
 
 from diptych.data.images import as_item
 from diptych.errors import RuntimeFault, SettingsError
+from diptych.index import models
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.works import ON_CPU, BatchEncoder
 from diptych.index.models import VARIABLE, LightModel, check_probes, open_model
@@ -412,6 +414,18 @@ def test_a_backend_that_is_none_is_refused(model: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(SettingsError, match="onnx"):
         open_model(model, "cpu", "bf16", backend="onnx")
+
+
+def test_gpus_and_half_precision_keep_torch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_torch_model", lambda place, device, precision: (device, precision))
+    for device, precision in (("cuda", "no"), ("cpu", "bf16")):
+        assert open_model(model, device, precision) == (device, precision)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert open_model(model, "auto").backend == models.backend_of(model) == "onnx"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert open_model(model, "auto") == ("auto", "no")
+    assert models.backend_of(model) == "torch"
+    assert open_model(model, "cpu").backend == "onnx"
 
 
 class Otherwise:

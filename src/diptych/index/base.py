@@ -177,7 +177,7 @@ class Index(Capabilities):
         return int(self._facts["dimension"])
 
     def add(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
+        """Add new items with their unit vectors (len(items), dimension); an id that is present is refused."""
         self._write_checked(items, self._check_rows(vectors, "the vectors to add"), replace=False)
 
     def update(self, items: Sequence[Item], vectors: Any) -> None:
