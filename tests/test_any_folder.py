@@ -85,7 +85,9 @@ def test_a_damaged_index_is_not_taken_for_pictures(tmp_path: Path) -> None:
 
 
 def test_search_and_serve_take_the_place_of_the_index(photos: Path, clip: Path, served: list[str]) -> None:
-    diptych("search", photos, "a dog", "--model", clip, "--index", "there")
+    said = diptych("search", photos, "a dog", "--model", clip, "--index", "there").stderr
+    assert "6 images into there" in said
+    assert "into" not in diptych("search", photos, "a dog", "--index", "there").stderr
     assert not Path("photos.index").exists()
     with open_index("there") as index:
         assert index.count("image") == 6

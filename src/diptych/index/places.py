@@ -12,7 +12,7 @@ import numpy as np
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
 from diptych.errors import DiptychError, IndexFault, RuntimeFault, SettingsError, StorageError
 from diptych.index.base import Index, preview_of
-from diptych.index.engines.opening import index_exists, open_index
+from diptych.index.engines.opening import index_exists, open_index, without_password
 from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
 from diptych.index.protocol import Item, Kind
 from diptych.model.protocol import OpenedModel
@@ -97,8 +97,8 @@ def open_place(
         if index_exists(place) and not is_writable(place):
             say(f"{place} cannot be written: it is searched as it is, without new pictures.")
         else:
-            name = name or model_for(place)
-            ready = bring_up_to_date(
+            new, name = not index_exists(place), name or model_for(place)
+            built, ready = bring_up_to_date(
                 name,
                 path,
                 place,
@@ -106,7 +106,9 @@ def open_place(
                 compute_precision=compute_precision,
                 backend=backend,
                 say=say,
-            )[1]
+            )
+            if new:
+                say(f"indexed {counted(built.images, 'image')} into {without_password(place)}.")
     elif index is not None:
         raise SettingsError(f"{place} holds no pictures to index: leave --index out, or give their folder.")
     opened = open_index(place)
