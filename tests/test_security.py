@@ -395,7 +395,7 @@ def test_malformed_requests(client: TestClient) -> None:
         answer = client.post("/api/search", content=content, headers=headers)
         refused(answer, 400, 422)
     many = [("images", (f"{n}.png", png(4, 4), "image/png")) for n in range(5)]
-    assert "at most 4 images" in refused(client.post("/api/search", files=many))
+    assert {"5", "4:"} <= set(refused(client.post("/api/search", files=many)).split())
     for weight in ("nan", "inf", "1e300", "0", "x"):
         files = {"images": ("a.png", png(4, 4), "image/png")}
         refused(client.post("/api/search", files=files, data={"image_weight": weight}))
