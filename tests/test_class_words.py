@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from small import pictures
 from torch import Tensor
 
 from diptych.data.readers import emoji
-from diptych.encoders.class_words import ClassWords, class_names, stored_words
+from diptych.encoders.class_words import ClassWords, stored_words
 from diptych.encoders.dual import load_dual
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.known_names import CLASS_WORDS
@@ -82,6 +83,12 @@ def test_bad_arguments_are_refused() -> None:
         ClassWords(Cells(), classes=5, dim=4, class_temperature=0)
     with pytest.raises(SettingsError, match=r"lite0\+minilm"):
         load_dual(CLASS_WORDS, lora=4)
+
+
+def class_names() -> list[str]:
+    """The names of ImageNet's 1,000 classes, in the classifier's order, as they lie beside the stored words."""
+    text = resources.files("diptych.encoders").joinpath("imagenet_classes.txt").read_text("utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def test_the_names_are_those_of_imagenet() -> None:

@@ -96,17 +96,11 @@ class SentenceVector(DualSide):
         return self.encoder.packs(device)
 
 
-def class_names() -> list[str]:
-    """The names of ImageNet's 1,000 classes, in the classifier's order."""
-    text = resources.files("diptych.encoders").joinpath("imagenet_classes.txt").read_text("utf-8")
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
-
-
 def stored_words() -> tuple[Tensor, Tensor]:
     """The class vectors (1000, 384), centred, and their centre (384,), as MiniLM gives them for "a photo of a …".
 
     They are stored, in 8 bits, not computed: the last bits of a computation differ between machines, and with them the
-    fingerprint by which an index knows its model.
+    fingerprint by which an index knows its model. ``imagenet_classes.txt`` names the classes, in the same order.
     """
     with resources.as_file(resources.files("diptych.encoders") / "imagenet_classes.safetensors") as file:
         stored = load_file(file)
