@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -238,6 +239,22 @@ def test_no_more_files_may_be_opened(index: EmbeddedIndex) -> None:
             for one in held[free:]:
                 os.close(one)
     assert 3 < refused < 14
+
+
+def test_a_folder_that_cannot_be_listed_is_one_sentence(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer looks for remains first."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    index.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", fails)
+        with pytest.raises(StorageError, match=str(index.path)):
+            EmbeddedIndex.open(index.path, writable=True)
+    EmbeddedIndex.open(index.path, writable=True).close()
 
 
 def test_a_missing_file_is_a_fault(index: EmbeddedIndex) -> None:

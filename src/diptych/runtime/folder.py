@@ -157,11 +157,12 @@ def _check_types(facts: RuntimeFacts) -> None:
     labels = facts.labels
     fine = (
         isinstance(facts.fingerprint, str)
-        and isinstance(facts.dimension, int)
+        and _is_size(facts.dimension)
         and all(
             isinstance(one, dict)
             for one in (facts.images, facts.texts, facts.largest, facts.files, facts.model)
         )
+        and all(one is None or _is_size(one) for one in facts.largest.values())
         and (facts.backbone is None or isinstance(facts.backbone, str))
         and (labels is None or {"view", "names", "thresholds"} <= set(labels))
         and {IMAGE, TEXT} <= set(facts.files)
@@ -172,6 +173,10 @@ def _check_types(facts: RuntimeFacts) -> None:
     )
     if not fine:
         raise ValueError("it does not describe two encoders")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 def _check_sizes(home: Path, folder: Path, files: Mapping[str, list[Any]]) -> None:

@@ -232,7 +232,7 @@ class RuntimeModel:
                 found, wanted = self._images(probes.images, None, 1, False), probes.image_vectors
             else:  # one padded batch, as the probes were made
                 found, wanted = self._texts(probes.texts, None, len(probes.texts), False), probes.text_vectors
-        except DataError as error:
+        except (DataError, ValueError) as error:  # ValueError: vectors of another length
             raise RuntimeFault(
                 f"the probes of {self.home} do not fit it ({error}): {advice(self.home)}."
             ) from error

@@ -76,7 +76,8 @@ class Store:
             self.layout = RowLayout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
             state = self.state  # a half-copied index is refused here, not at the first query
             if writable:
-                self._remove_remains(state)
+                with translating(path):
+                    self._remove_remains(state)
         except BaseException:
             self.close()
             raise
