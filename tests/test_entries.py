@@ -46,7 +46,6 @@ USERS = (
 """Data that a person names, which may contain links, and the results that a person asks for."""
 ALLOWED = {
     ("parts.py", "read_text"): "sources of this package",
-    ("encoders/class_words.py", "read_text"): "a file of this package",
     ("encoders/class_words.py", "load_file"): "a file of this package",
     ("index/query/readable.py", "open"): "a file of this package",
     ("tables.py", "read_text"): "files of this package",

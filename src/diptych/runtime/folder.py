@@ -176,7 +176,7 @@ def _check_types(facts: RuntimeFacts) -> None:
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value <= LARGEST
 
 
 def _check_sizes(home: Path, folder: Path, files: Mapping[str, list[Any]]) -> None:
@@ -190,6 +190,7 @@ def _check_sizes(home: Path, folder: Path, files: Mapping[str, list[Any]]) -> No
 
 
 PROBES_FORMAT = "1"
+LARGEST = 1_000_000  # numbers of a vector, elements of a set: what is claimed is allocated
 REFUSED = 0.999  # worst cosine below which vectors are another model's
 REFUSED_HALF = 0.99  # the same for vectors made in half precision
 SAID = 0.9999  # worst cosine below which a person is told
