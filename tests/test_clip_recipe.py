@@ -18,6 +18,7 @@ from diptych.model.retriever import Retriever
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes import RECIPES
 from diptych.training.optim import build_optimizer, schedule_of
+from diptych.types import as_inputs
 
 SMALL = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "log_steps": 1}
 
@@ -143,3 +144,16 @@ def test_stored_features_are_refused(clip: Path, tmp_path: Path) -> None:
     said = refused("train", "clip", "--data", features, "--output_dir", tmp_path / "run", "--model", clip)
     assert "toy_precomp" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_poolings_read_patches_and_words(clip: Path, data: Path, tmp_path: Path) -> None:
+    """In a set of the pooled vector alone, all poolings would be the same."""
+    run, captions = tmp_path / "run", open_captions(data)
+    train("clip", data, run, model=clip, image_pool="max", text_pool="mean")
+    model = Retriever.from_pretrained(run).eval()
+    with torch.inference_mode():
+        patches = model.image.encoder(as_inputs(model.image_input(captions.images))).values
+    assert patches.shape[1] > 2
+    expected = torch.nn.functional.normalize(patches.amax(1), dim=-1)
+    torch.testing.assert_close(model.encode_image(captions.images), expected)
+    diptych("export", "runtime", run, tmp_path / "light")  # compares both

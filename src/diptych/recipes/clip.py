@@ -94,9 +94,10 @@ def own_vectors(settings: Settings, dual: DualEncoder) -> dict[str, Branch]:
 
 
 def tuned(settings: Settings, captions: Captions) -> DualEncoder:
-    """The dual encoder, frozen or with adapters where the settings say so."""
+    """The dual encoder, frozen or with adapters if the settings say so; with patches and words if they are pooled."""
     named.check_pictures(captions, settings.model)
-    dual = load_dual(settings.model, lora=settings.lora_rank if settings.tune == "lora" else 0)
+    local = bool(settings.depth) or (settings.image_pool, settings.text_pool) != ("first", "first")
+    dual = load_dual(settings.model, local=local, lora=settings.lora_rank if settings.tune == "lora" else 0)
     if settings.tune == "heads":
         dual.image.let_train(False)
         dual.text.let_train(False)
