@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20)
     options = parser.parse_args()
     captions = open_captions(options.data)
-    every_x, every_v = _vectors(captions, None, options.image_size, "cpu", True)
+    every_x, every_v = _vectors(captions, None, options.image_size, "cpu")
     splits = np.array(captions.splits)
     print(
         "| planted | AUC | precision, first half | expected / planted | in the interval | half-width | CPU s |"
