@@ -380,7 +380,9 @@ def test_the_page_is_driven_by_keys_and_saves_corrections_that_are_read_back(pho
             "u",
         ):  # m is no verdict on a pair of the data: the third stays and becomes unsure
             page.keyboard.press(key)
+        page.wait_for_function("document.getElementById('count').textContent.startsWith('3 of ')")
         page.reload()  # verdicts stay
+        page.wait_for_function("document.getElementById('count').textContent.startsWith('3 of ')")
         with page.expect_download() as saved:
             page.click("#save")
         file = photos.parent / "corrections.csv"
@@ -393,3 +395,19 @@ def test_the_page_is_driven_by_keys_and_saves_corrections_that_are_read_back(pho
     ]
     assert {row.by for row in rows} == {'a, "b"'}
     assert len(open_captions(f"{photos}?corrections={file}").texts) == 299
+
+
+def test_the_bar_of_the_page_hides_nothing_on_a_phone(photos: Path):
+    audit(str(photos)).save(photos.parent / "out")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 664}, has_touch=True, is_mobile=True)
+        page.goto((photos.parent / "out" / "audit.html").as_uri())
+        assert page.evaluate("scrollY") == 0  # the summary is read first
+        for _ in range(3):
+            page.keyboard.press("w")
+            bar, picture = (page.locator(one).bounding_box() for one in (".bar", "article:focus img"))
+            assert picture["y"] >= bar["y"] + bar["height"]
+        page.mouse.wheel(0, 200)  # texts go behind the bar
+        page.wait_for_timeout(100)
+        points = "[...Array(20).keys()].map(n => document.elementFromPoint(20 + 15 * n, 20).closest('.bar'))"
+        assert all(page.evaluate(f"{points}.map(Boolean)"))

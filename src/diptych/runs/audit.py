@@ -82,7 +82,7 @@ class Audit:
             ("texts that say nothing", f"{len(self.empty):,}"),
             ("lost order", "; ".join(self.described(one) for one in self.lost) or "none"),
         ]  # fmt: skip
-        return [f"{name:24} {text}" for name, text in rows] + self.notes
+        return [f"{name + ':':25}{text}" for name, text in rows] + self.notes
 
     def described(self, lost: LostOrder) -> str:
         """A run of images in words, with the shard or folder it lies in."""
