@@ -19,8 +19,8 @@ from disks import fill, grow, make_read_only, small_disk
 from diptych.errors import DataError, IndexFault, StorageError
 from diptych.index.engines.embedded import scan, segments
 from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.opening import open_index
 from diptych.index.protocol import Item, Vectors
-from diptych.web.serve import _writer
 
 D = 64
 
@@ -430,4 +430,4 @@ def test_a_service_does_not_write_into_an_index_of_another_model(tmp_path: Path)
     model = ColourModel()
     EmbeddedIndex.create(tmp_path / "i", model.dim, model="other", fingerprint="f00d").close()
     with pytest.raises(IndexFault, match=r"other.*f00d"):
-        _writer(tmp_path / "i", model)
+        open_index(tmp_path / "i", writable=True, fingerprint=model.fingerprint())

@@ -356,7 +356,7 @@ def test_cells_are_shared_by_both_backends(model: Path, photos: Path, tmp_path: 
     assert np.abs(first.cells(shown) - second.cells(shown)).max() <= CLOSE
     first.compute(keys, shown)
     again = open_model(model).cell_cache(tmp_path)  # type: ignore[attr-defined]
-    assert again.known(keys[3]).dtype == np.float16
+    assert again.find(keys[3]).dtype == np.float16
 
 
 @pytest.mark.parametrize(("command", "most"), [("search", 45), ("index", 60)])

@@ -9,7 +9,7 @@ import pytest
 from commands import diptych, refused
 from PIL import Image
 
-from diptych.cli.flags import with_columns
+from diptych.cli.flags import columns_of, with_columns
 from diptych.data.check import check
 from diptych.data.formats import open_captions
 from diptych.errors import DataError, SettingsError
@@ -140,6 +140,9 @@ def test_empty_texts_are_dropped_with_a_count(photos: Path) -> None:
 
 
 def test_columns_are_written_behind_the_path() -> None:
-    assert with_columns("a.csv", None, None) == "a.csv"
-    assert with_columns("a.csv", "x", None) == "a.csv?image=x"
-    assert with_columns("a.csv?images=b", "x", "y") == "a.csv?images=b&image=x&text=y"
+    def path(path: str, image: str | None, text: str | None) -> str:
+        return with_columns(path, columns_of({"image_column": image, "text_column": text}))
+
+    assert path("a.csv", None, None) == "a.csv"
+    assert path("a.csv", "x", None) == "a.csv?image=x"
+    assert path("a.csv?images=b", "x", "y") == "a.csv?images=b&image=x&text=y"

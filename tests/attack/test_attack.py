@@ -51,6 +51,7 @@ GROWTH = 500_000  # kilobytes
 )  # a table may end this process, if it must be
 def test_a_few_inputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings.simplefilter("ignore")
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))  # targets set it too
     monkeypatch.setenv(SERVER, "")  # tests/test_postgres.py compares PostgreSQL with the embedded engine
     monkeypatch.setattr(extra_formats, "SVG_SECONDS", 1)
     with CLOSING:
