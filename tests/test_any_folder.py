@@ -247,7 +247,7 @@ def test_without_a_cutoff_nothing_is_said_to_match(photos: Path, clip: Path) -> 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.delenv("KITTY_WINDOW_ID", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(preview, "_width", lambda: 80)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(preview, "check_terminal", lambda: None)
     return monkeypatch
 

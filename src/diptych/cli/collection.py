@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from diptych.index.ingest.works import IndexingResult
 
 
-def say(sentence: str) -> None:
-    """Tell the user something beside the answers."""
-    echo(sentence, err=True)
-
-
 def summary(place: str, built: IndexingResult) -> str:
     """One line on what indexing did, and on all that the index holds where that is more than this collection."""
     moved = f"{built.moved} moved, " if built.moved else ""
@@ -52,7 +47,7 @@ def place_first(place: str, query: tuple[str, ...]) -> tuple[str, tuple[str, ...
     if is_pretrained_name(last) or not (index_exists(last) or (is_collection(last) and Path(last).is_dir())):
         return place, query
     words = (place, *query[:-1])
-    say(f"searching {last} for {' '.join(words)}; the folder usually comes first.")
+    echo(f"searching {last} for {' '.join(words)}; the folder usually comes first.", err=True)
     return last, words
 
 

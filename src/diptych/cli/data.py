@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, say_device, with_columns
+from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, switch, with_columns
 from diptych.progress import echo
 from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
@@ -55,11 +55,7 @@ def formats() -> None:
 @option("--backbone", f"image backbone: {BACKBONES.choices}", "lite0")
 @option("--image_size", "pixels of the square input", 224)
 @option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
-@click.option(
-    "--cache/--no_cache",
-    default=True,
-    help="share features with other commands through the cache folder, or not (--frames never does)",
-)
+@switch("cache", "share features with other commands through the cache folder, or not (--frames never does)")
 @option("--frames", "one set of frame vectors per video, for video recipes", is_flag=True)
 @column_flags
 @device_flags
@@ -69,6 +65,7 @@ def extract(path: str, output_dir: Path, cache: bool, frames: bool, **options: A
     from diptych.data.images import PixelInput
     from diptych.data.problems import ToBeLeftOut
     from diptych.devices import autocast, pick_device, pick_precision
+    from diptych.index.models import say_device
     from diptych.model import named
     from diptych.runs.extract import extract as extract_grid
     from diptych.runs.extract import extract_frames

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, backend_flags, model_of, option, running, say_device
+from diptych.cli.flags import PATH, Command, backend_flags, model_of, option, running, shard_flag, switch
 from diptych.errors import DataError
 from diptych.progress import counted, echo
 from diptych.runs import plan as planning
@@ -25,16 +25,10 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
 @click.argument("model")
 @click.argument("data", metavar="SHARDS")
 @click.argument("out", metavar="OUT", type=PATH)
-@click.option(
-    "--shard", "part", metavar="I/N", help="embed part I of N of the shards, as in 2/8: one process of N"
-)
+@shard_flag
 @option("--rows", "images per shard, if SHARDS are not tars or Parquet files", 10_000, type=click.IntRange(1))
-@click.option("--texts/--no_texts", default=True, help="embed the texts too")
-@click.option(
-    "--thumbnails/--no_thumbnails",
-    default=True,
-    help="keep a small JPEG of each image that has no file of its own",
-)
+@switch("texts", "embed the texts too")
+@switch("thumbnails", "keep a small JPEG of each image that has no file of its own")
 @click.option(
     "--ray", "address", metavar="ADDRESS", help="embed on a Ray cluster: host:6379, ray://host:10001 or auto"
 )
@@ -61,7 +55,7 @@ def embed(
     --ray, the workers of a Ray cluster do it, one model each.
     """
     from diptych.encoders.known_names import recorded_name
-    from diptych.index.models import check_probes
+    from diptych.index.models import check_probes, say_device
     from diptych.vectors import embed as embedding
     from diptych.vectors.embed import Task, embed_on
     from diptych.vectors.load import absolute, open_sources

@@ -8,16 +8,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import (
-    PATH,
-    column_flags,
-    columns_of,
-    device_flags,
-    option,
-    say_device,
-    together,
-    with_columns,
-)
+from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, together, with_columns
 from diptych.progress import echo
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
@@ -88,6 +79,7 @@ def evaluate(runs: tuple[Path, ...], detect: float | None, **options: Any) -> No
 
     A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
     """
+    from diptych.index.models import say_device
     from diptych.runs.evaluate import detection_of, evaluate_runs
 
     columns = columns_of(options)

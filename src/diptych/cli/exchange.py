@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, Registered, backend_flags, model_of, option, say_device
+from diptych.cli.flags import PATH, Command, Registered, backend_flags, model_of, option, together
 from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
-
-if TYPE_CHECKING:
-    from diptych.model.retriever import Retriever
 
 
 @click.group()
@@ -21,50 +17,41 @@ def import_() -> None:
     """Import models and vectors of other programs."""
 
 
-@import_.command("vse-infinity")
-@click.argument("checkpoint", type=PATH)
-@click.argument("output_dir", metavar="MODEL", type=PATH)
-@option("--vocabulary", "vocabulary of a BiGRU, JSON as published", type=PATH)
-@option("--text_model", "what a BERT started from: hf:bert-base-uncased or a folder")
-def import_vse_infinity(
-    checkpoint: Path, output_dir: Path, vocabulary: Path | None, text_model: str | None
-) -> None:
-    """Import a checkpoint of the public VSE∞ code. Regions with BiGRU or BERT; nothing in the file is run."""
-    from diptych.runs.published import import_vse_infinity as run
+def _add_checkpoint(name: str, help: str, *flags: Command) -> None:
+    """A command that saves what ``runs.published`` makes of a checkpoint, where there is nothing yet."""
 
-    _save(output_dir, lambda: run(checkpoint, vocabulary=vocabulary, text_model=text_model))
+    def run(checkpoint: Path, output_dir: Path, **options: Any) -> None:
+        from diptych.runs import published
 
+        if output_dir.exists():
+            raise click.UsageError(f"{output_dir} is already there: choose another folder for the model.")
+        model = getattr(published, f"import_{name.replace('-', '_')}")(checkpoint, **options)
+        model.save_pretrained(output_dir)
+        echo(f"{output_dir}: {model.dim} dimensions, {sum(p.numel() for p in model.parameters()):,} weights")
+        echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
 
-@import_.command("sgraf")
-@click.argument("checkpoint", type=PATH)
-@click.argument("output_dir", metavar="MODEL", type=PATH)
-@option("--vocabulary", "its vocabulary, JSON as published", type=PATH)
-def import_sgraf(checkpoint: Path, output_dir: Path, vocabulary: Path | None) -> None:
-    """Import a checkpoint of the public SGRAF code, SGR or SAF. Nothing in the file is run."""
-    from diptych.runs.published import import_sgraf as run
-
-    _save(output_dir, lambda: run(checkpoint, vocabulary=vocabulary))
+    places = (
+        click.argument("checkpoint", type=PATH), click.argument("output_dir", metavar="MODEL", type=PATH)
+    )  # fmt: skip
+    import_.add_command(click.command(name, help=help)(together(*places, *flags)(run)))
 
 
-@import_.command("cusa")
-@click.argument("checkpoint", type=PATH)
-@click.argument("output_dir", metavar="MODEL", type=PATH)
-@option("--model", "the CLIP it started from: hf:openai/clip-vit-base-patch32 or a folder")
-def import_cusa(checkpoint: Path, output_dir: Path, model: str | None) -> None:
-    """Import a checkpoint of the public CUSA code, on CLIP. Nothing in the file is run."""
-    from diptych.runs.published import import_cusa as run
-
-    _save(output_dir, lambda: run(checkpoint, model=model))
-
-
-def _save(output_dir: Path, made: Callable[[], Retriever]) -> None:
-    """Save an imported model where there is nothing yet."""
-    if output_dir.exists():
-        raise click.UsageError(f"{output_dir} is already there: choose another folder for the model.")
-    model = made()
-    model.save_pretrained(output_dir)
-    echo(f"{output_dir}: {model.dim} dimensions, {sum(p.numel() for p in model.parameters()):,} weights")
-    echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
+_add_checkpoint(
+    "vse-infinity",
+    "Import a checkpoint of the public VSE∞ code. Regions with BiGRU or BERT; nothing in the file is run.",
+    option("--vocabulary", "vocabulary of a BiGRU, JSON as published", type=PATH),
+    option("--text_model", "what a BERT started from: hf:bert-base-uncased or a folder"),
+)
+_add_checkpoint(
+    "sgraf",
+    "Import a checkpoint of the public SGRAF code, SGR or SAF. Nothing in the file is run.",
+    option("--vocabulary", "its vocabulary, JSON as published", type=PATH),
+)
+_add_checkpoint(
+    "cusa",
+    "Import a checkpoint of the public CUSA code, on CLIP. Nothing in the file is run.",
+    option("--model", "the CLIP it started from: hf:openai/clip-vit-base-patch32 or a folder"),
+)
 
 
 @import_.command("embeddings")
@@ -86,7 +73,7 @@ def import_embeddings(source: Path, place: str, model: str, unchecked: bool, **o
     """
     from diptych.encoders.known_names import recorded_name
     from diptych.index.engines.opening import without_password
-    from diptych.index.models import check_probes
+    from diptych.index.models import check_probes, say_device
     from diptych.runs.embeddings import import_embeddings as run
 
     retriever = model_of(model, options)

@@ -14,7 +14,6 @@ import click
 
 from diptych.errors import SettingsError
 from diptych.names import Registry
-from diptych.progress import echo
 from diptych.settings import TrainingSettings, literal_choices, plain_type
 
 if TYPE_CHECKING:
@@ -59,6 +58,11 @@ def option(name: str, help: str, default: Any = None, *, to: str = "", **more: A
     return click.option(name, to or name.lstrip("-"), help=help, **more)
 
 
+def switch(name: str, help: str) -> Command:
+    """A flag that holds unless ``--no_NAME`` is given."""
+    return click.option(f"--{name}/--no_{name}", default=True, help=help)
+
+
 def together(*flags: Command) -> Command:
     """Several flags as one decorator; the help page lists them in this order."""
 
@@ -72,6 +76,20 @@ def together(*flags: Command) -> Command:
 
 PATH = click.Path(path_type=Path)
 SEED = click.IntRange(0, 2**32 - 1)
+shard_flag = click.option(
+    "--shard", "part", metavar="I/N", help="only part I of N of the shards, as in 2/8: one process of N"
+)
+precision_flag = option(
+    "--precision",
+    "what a new index stores of a vector (default: float32)",
+    type=click.Choice(["float32", "float16", "binary"]),
+)
+chance_flag = option(
+    "--chance",
+    "chance of a false match: a higher value marks more answers as matches "
+    "(default: calibrated with captions of the collection, no cut-off if that fails)",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+)
 index_flag = option(
     "--index", "folder or database URL of the index (default: the pictures' path with .index behind it)"
 )
@@ -133,16 +151,6 @@ def model_of(place: str | Path, options: dict[str, Any], **more: Any) -> OpenedM
 def running(options: dict[str, Any]) -> dict[str, Any]:
     """The flags of ``backend_flags`` alone, which leave ``options``."""
     return {name: options.pop(name) for name in ("device", "compute_precision", "backend")}
-
-
-def say_device(device: Any) -> None:
-    """Tell the user where a model runs, beside the answers."""
-    name = str(device)
-    if name.startswith("cuda"):
-        from diptych.devices import describe_device
-
-        name = describe_device(name)
-    echo(f"device: {name}", err=True)
 
 
 def user_flags(values: dict[str, Any]) -> dict[str, Any]:

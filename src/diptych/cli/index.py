@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import pictures_alone, say, summary
-from diptych.cli.flags import PATH, backend_flags, column_flags, columns_of, index_flag, option, with_columns
+from diptych.cli.collection import pictures_alone, summary
+from diptych.cli.flags import (
+    PATH,
+    backend_flags,
+    column_flags,
+    columns_of,
+    index_flag,
+    option,
+    precision_flag,
+    shard_flag,
+    switch,
+    with_columns,
+)
 from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
@@ -23,14 +34,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("out", metavar="OUT", type=PATH)
 @click.option("--index", "place", required=True, help="folder or database URL of the index")
-@click.option(
-    "--shard", "part", metavar="I/N", help="load part I of N of the shards, as in 2/8: one process of N"
-)
-@option(
-    "--precision",
-    "what a new index stores of a vector (default: float32)",
-    type=click.Choice(["float32", "float16", "binary"]),
-)
+@shard_flag
+@precision_flag
 @click.option(
     "--approximate/--exact",
     default=None,
@@ -98,14 +103,8 @@ def index() -> None:
 @click.argument("given", metavar="[MODEL] PATH", nargs=-1, required=True)
 @index_flag
 @click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
-@click.option(
-    "--texts/--no_texts", default=True, help="index the texts too, for image → text and text → text"
-)
-@option(
-    "--precision",
-    "what is stored of a vector (default: float32)",
-    type=click.Choice(["float32", "float16", "binary"]),
-)
+@switch("texts", "index the texts too, for image → text and text → text")
+@precision_flag
 @click.option(
     "--approximate/--exact",
     default=None,
@@ -138,12 +137,8 @@ def index() -> None:
     is_flag=True,
 )
 @option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
-@click.option(
-    "--exif/--no_exif", default=True, help="date, camera and place of photos as columns to filter by"
-)
-@click.option(
-    "--cache/--no_cache", default=True, help="share features of a frozen backbone with other commands"
-)
+@switch("exif", "date, camera and place of photos as columns to filter by")
+@switch("cache", "share features of a frozen backbone with other commands")
 @column_flags
 @backend_flags
 def build(
@@ -163,13 +158,13 @@ def build(
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
     path = given[1] if len(given) == 2 else pictures_alone(given[0])
     path = with_columns(path, columns_of(options))
-    place = index or default_place(path, say)
+    place = index or default_place(path)
     run = given[0] if len(given) == 2 else model_for(place)
     reader = picture_reader() if ocr else None  # a missing extra is told before an hour of indexing
-    built, _ = bring_up_to_date(run, path, place, approximate_above=above, say=say, **options)
+    built, _ = bring_up_to_date(run, path, place, approximate_above=above, **options)
     echo(summary(without_password(place), built))
     if reader is not None:
-        pictures = counted(read_written(place, reader, say=say), "picture")
+        pictures = counted(read_written(place, reader), "picture")
         echo(f"{without_password(place)}: read what is written in {pictures}")
     if options["local_features"]:
         from diptych.cache.local_features import features_place

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import say
-from diptych.cli.flags import PATH, backend_flags, model_of, option
+from diptych.cli.flags import PATH, backend_flags, model_of, option, switch
 from diptych.progress import echo
 
 
@@ -25,7 +24,7 @@ def info(folder: Path) -> None:
     from diptych.runtime.folder import PROBES, Probes, best_folder
 
     home = best_folder(folder)
-    opened = open_model(folder, say=say)
+    opened = open_model(folder)
     echo(f"{'fingerprint':12} {opened.fingerprint()}")
     echo(f"{'backend':12} {backend_of(folder)}")
     for file in sorted(path for path in home.rglob("*") if path.is_file()):
@@ -51,7 +50,7 @@ def verify(folder: Path, **how: Any) -> None:
         raise SettingsError(
             f"{folder} has no probes to compare: write them with diptych export runtime {folder}."
         )
-    opened = model_of(folder, how, say=say)
+    opened = model_of(folder, how)
     probes = Probes.read(file)
     if probes.fingerprint != opened.fingerprint():
         raise SettingsError(
@@ -60,7 +59,7 @@ def verify(folder: Path, **how: Any) -> None:
         )
     opened.encode_text(probes.texts)  # a runtime is compared when it is first used
     opened.encode_image(probes.images)
-    check_probes(opened, folder, say)
+    check_probes(opened, folder)
     echo(
         f"sound: {len(probes.texts)} texts and {len(probes.images)} images, by {opened.backend} on {opened.device}"
     )
@@ -70,7 +69,7 @@ def verify(folder: Path, **how: Any) -> None:
 @click.argument("model", type=PATH)
 @click.argument("path", metavar="FOLDER")
 @option("--output", "table to write: kind, id, text, labels, scores", "labels.csv", type=PATH)
-@click.option("--texts/--no_texts", default=True, help="label the texts too, where there are any")
+@switch("texts", "label the texts too, where there are any")
 @option(
     "--threshold",
     "score from which a label is told (default: the model's own, chosen on validation data)",

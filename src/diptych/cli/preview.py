@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def show_pictures(index: Index, hits: Sequence[Hit], roots: Sequence[Path] = ())
         (picture_of(index, hit.item, roots), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits
     ]
     found = [(_fit(picture), caption) for picture, caption in pairs if picture is not None]
-    across = max(1, (_width() + GAP) // (COLUMNS + GAP))
+    across = max(1, (shutil.get_terminal_size().columns + GAP) // (COLUMNS + GAP))
     for start in range(0, len(found), across):
         row = found[start : start + across]
         pictures = [picture for picture, _ in row]
@@ -52,12 +53,6 @@ def show_pictures(index: Index, hits: Sequence[Hit], roots: Sequence[Path] = ())
 def is_kitty() -> bool:
     """Whether the terminal says that it knows kitty's graphics protocol."""
     return bool(os.environ.get("KITTY_WINDOW_ID")) or "kitty" in os.environ.get("TERM", "")
-
-
-def _width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns
 
 
 def _fit(picture: Image.Image) -> Image.Image:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import pictures_of, place_first, say
-from diptych.cli.flags import PATH, backend_flags, index_flag, option, root_flag, running
+from diptych.cli.collection import pictures_of, place_first
+from diptych.cli.flags import PATH, backend_flags, chance_flag, index_flag, option, root_flag, running
 from diptych.progress import echo
 
 if TYPE_CHECKING:
@@ -45,12 +45,7 @@ if TYPE_CHECKING:
     default=None,
     help="score every item, or use the approximate index (default: approximate, if the index has one)",
 )
-@option(
-    "--chance",
-    "chance of a false match: a higher value marks more answers as matches "
-    "(default: calibrated with captions of the collection, no cut-off if that fails)",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-)
+@chance_flag
 @click.option(
     "--all/--matches",
     "everything",
@@ -107,10 +102,13 @@ def search(
         index=index,
         pictures=pictures,
         encodes=bool(query or rerank),
-        say=say,
     )
     with opened:
-        judge = _judge(place, retriever, reranker) if rerank else None
+        judge = None
+        if rerank:
+            from diptych.index.query.reranking import reranker_of
+
+            judge = reranker_of(place, retriever, reranker)
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
         hits = searcher.search(asked, chance=chance or ("calibrated" if query else None), **options)
         if html is not None:
@@ -152,12 +150,6 @@ def _show(
         answers.print_json(index, hits, everything=everything, backend=backend)
     else:
         (answers.print_paths if paths else answers.print_hits)(index, hits, everything=everything)
-
-
-def _judge(place: str, model: Any, runs: tuple[str, ...]) -> Any:
-    from diptych.index.query.reranking import reranker_of
-
-    return reranker_of(place, model, runs)
 
 
 @contextmanager

@@ -9,8 +9,19 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import pictures_of, say, summary
-from diptych.cli.flags import PATH, Command, backend_flags, index_flag, option, root_flag, running, user_flags
+from diptych.cli.collection import pictures_of, summary
+from diptych.cli.flags import (
+    PATH,
+    Command,
+    backend_flags,
+    chance_flag,
+    index_flag,
+    option,
+    root_flag,
+    running,
+    switch,
+    user_flags,
+)
 from diptych.progress import echo
 from diptych.web.limits import Limits
 
@@ -58,11 +69,7 @@ def limit_flags(command: Command) -> Command:
     to="rerankers",
     multiple=True,
 )
-@option(
-    "--chance",
-    "chance of a false match (default: calibrated with captions of the collection)",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-)
+@chance_flag
 @option(
     "--audit",
     "show the page audit.html of diptych audit at /audit, to judge pairs",
@@ -96,7 +103,7 @@ def serve(
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
     limits = {entry.name: options.pop(f"max_{entry.name}") for entry in dataclasses.fields(Limits)}
     opened, served, model, place = open_place(
-        place, model, **running(options), index=index, pictures=collection, say=say
+        place, model, **running(options), index=index, pictures=collection
     )
     with opened:
         if opened.info.fingerprint == served.fingerprint():
@@ -117,7 +124,7 @@ def serve(
     "folder or name of the model (default: the model that the index records; for a new index lite0+minilm)",
 )
 @option("--interval", "seconds between two looks at the folder", 5.0, type=click.FloatRange(0, min_open=True))
-@click.option("--texts/--no_texts", default=True, help="index the texts too")
+@switch("texts", "index the texts too")
 @click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
 @option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
 @backend_flags
@@ -137,7 +144,7 @@ def watch(place: str, folder: Path, model: str | None, interval: float, **option
     if not folder.is_dir() and not index_exists(place):
         raise click.UsageError(f"there is no folder {folder} to watch: check the path.")
     name_of_model = model or model_for(place)
-    retriever = open_encoder(name_of_model, place, **running(options), say=say)
+    retriever = open_encoder(name_of_model, place, **running(options))
 
     def bring() -> IndexingResult:
         return index_collection(retriever, folder, place, model_name=recorded_name(name_of_model), **options)

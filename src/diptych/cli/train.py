@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import (
-    PATH,
-    Command,
-    column_flags,
-    columns_of,
-    option,
-    settings_flags,
-    user_flags,
-    with_columns,
-)
+from diptych.cli.flags import PATH, column_flags, columns_of, option, settings_flags, user_flags, with_columns
 from diptych.names import import_plugins
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -52,12 +42,14 @@ def train() -> None:
 
 
 def _train_command(recipe: Recipe) -> click.Command:
+    known = ", ".join(presets(recipe.name)) or "the recipe has none"
+
     @click.command(recipe.name, help=f"{recipe.title}.")
     @option("--data", "data set: a path in any known format, or 'emoji' (a resumed run knows its own)")
     @option("--output_dir", "folder of the run", type=PATH)
     @option("--resume_from_checkpoint", "run to resume", type=PATH)
     @option("--no_runtime", "do not write the ONNX encoders for searching without torch", is_flag=True)
-    @_preset_flag(recipe.name)
+    @option("--preset", f"published settings, which other flags change: {known}")
     @column_flags
     @settings_flags(recipe.settings)
     def command(
@@ -100,11 +92,6 @@ def _train_command(recipe: Recipe) -> click.Command:
         echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
     return command
-
-
-def _preset_flag(recipe: str) -> Callable[[Command], Command]:
-    known = ", ".join(presets(recipe)) or "the recipe has none"
-    return option("--preset", f"published settings, which other flags change: {known}")
 
 
 def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> None:

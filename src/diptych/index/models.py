@@ -41,6 +41,16 @@ def tell(sentence: str) -> None:
     echo(printable(sentence), err=True)
 
 
+def say_device(device: object, say: Say = tell) -> None:
+    """Say where a model runs."""
+    name = str(device)
+    if name.startswith("cuda"):
+        from diptych.devices import describe_device
+
+        name = describe_device(name)
+    say(f"device: {name}")
+
+
 def open_model(
     place: str | Path,
     device: str | None = "cpu",

@@ -13,7 +13,7 @@ from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, record
 from diptych.errors import DiptychError, IndexFault, RuntimeFault, SettingsError, StorageError
 from diptych.index.base import Index, preview_of
 from diptych.index.engines.opening import index_exists, open_index, without_password
-from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
+from diptych.index.models import Say, StoredVectors, check_probes, open_model, say_device, tell
 from diptych.index.protocol import Item, Kind
 from diptych.model.protocol import OpenedModel
 from diptych.progress import counted, printable
@@ -120,7 +120,7 @@ def open_place(
             known = _recorded(opened, name)
             ready = open_model(name, device, compute_precision, backend=backend, fingerprint=known, say=say)
             if ready.device != "cpu":
-                say_device(ready, say)
+                say_device(ready.device, say)
             if (backend or ready.device != "cpu") and known == ready.fingerprint():
                 _warn(opened, ready, say)
     except BaseException:
@@ -187,7 +187,7 @@ def open_encoder(
     ready = open_model(
         model, device, compute_precision, backend=backend, fingerprint=known, make=True, say=say
     )
-    say_device(ready, say)
+    say_device(ready.device, say)
     check_probes(ready, model, say)
     if known == ready.fingerprint():
         with open_index(place) as index:
@@ -239,16 +239,6 @@ def _picture(index: Index, item: Item) -> Any:
 def _recorded(index: Index, model: str) -> str | None:
     """The fingerprint of a model, where it is the one that the index records."""
     return index.info.fingerprint if recorded_name(model) == recorded_name(index.info.model) else None
-
-
-def say_device(model: OpenedModel, say: Say = tell) -> None:
-    """Say where a model runs."""
-    name = model.device
-    if name.startswith("cuda"):
-        from diptych.devices import describe_device
-
-        name = describe_device(name)
-    say(f"device: {name}")
 
 
 def model_for(place: str | Path) -> str:

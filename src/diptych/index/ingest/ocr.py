@@ -18,6 +18,7 @@ from diptych.data.decode.opening import open_image
 from diptych.errors import DataError, import_extra
 from diptych.index.base import Index
 from diptych.index.engines.opening import open_index
+from diptych.index.models import Say, tell
 from diptych.index.protocol import Item
 from diptych.index.query.frames import frame_of
 from diptych.progress import track
@@ -42,9 +43,7 @@ def picture_reader() -> Reader:
     return read
 
 
-def read_written(
-    place: str | Path, reader: Reader, *, say: Callable[[str], None], show_progress: bool = True
-) -> int:
+def read_written(place: str | Path, reader: Reader, *, say: Say = tell, show_progress: bool = True) -> int:
     """Read the pictures of an index that were not read before, and store their words; how many were read."""
     with closing(open_index(place, writable=True)) as index:
         items = _unread(index)
@@ -61,7 +60,7 @@ def _unread(index: Index) -> list[Item]:
     return [item for item in found if frame_of(item) is None and index.file(item) is not None]
 
 
-def _read_some(index: Index, items: Sequence[Item], reader: Reader, say: Callable[[str], None]) -> int:
+def _read_some(index: Index, items: Sequence[Item], reader: Reader, say: Say) -> int:
     """One change of the index for some pictures; a file that cannot be read is named and left for the next time."""
     changed = []
     for item in items:
