@@ -68,6 +68,8 @@ def test_a_folder_without_pictures_gets_the_sentence_of_index(
     words = ["dog"] if verb == "search" else []
     (tmp_path / "empty").mkdir()
     assert "holds no picture" in refused(verb, tmp_path / "empty", *words)
+    said = diptych(verb, tmp_path / "empty", *words, status=2).stderr
+    assert "device: " not in said  # no model is opened for nothing
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "IMG_1.heic").touch()
     monkeypatch.setattr(extra_formats, "_is_installed", lambda module: False)
@@ -229,6 +231,20 @@ def test_more_like_an_item_needs_no_model(tmp_path: Path) -> None:
     assert len(ids) == 2
     assert "1" not in ids
     assert "--model" in refused("search", tmp_path / "own.index", "dog", "--like", "1")
+
+
+def test_more_like_an_item_by_the_path_that_answers_show(photos: Path, clip: Path) -> None:
+    shown = diptych("search", photos, "dog", "--model", clip).stdout.splitlines()
+    name = shown[0].split("\t")[1]
+    found = [
+        json.loads(diptych("search", f"{photos}.index", "--like", one, "--json").stdout)["hits"]
+        for one in (name, Path(name).name)
+    ]
+    assert found[0] == found[1]
+    assert Path(name).name not in [hit["id"] for hit in found[0]]
+    outside = photos.parent / "other.png"
+    outside.write_bytes(Path(name).read_bytes())
+    assert f"'{outside}'" in refused("search", f"{photos}.index", "--like", outside)
 
 
 def test_without_a_cutoff_nothing_is_said_to_match(photos: Path, clip: Path) -> None:

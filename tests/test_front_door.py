@@ -300,6 +300,7 @@ def test_encode_tells_texts_from_pictures(desk: Path, monkeypatch: pytest.Monkey
 def test_reprs_are_short_and_notebooks_show_pictures(desk: Path) -> None:
     hits = diptych.search(desk / "photos.index", "two parrots", k=4)
     assert repr(hits).endswith("… 4 in all)")
+    assert hits[0].item.content not in repr(hits[0])  # a hash for programs
     assert hits._repr_html_().count("data:image/jpeg") == 4
     captions = diptych.open_captions(desk / "photos")
     assert "12 images, 24 texts; train 12" in repr(captions)

@@ -94,7 +94,8 @@ def _lines(items: Iterable[T], label: str, total: int | None, unit: str) -> Iter
 
 
 def _rate(done: int, seconds: float, unit: str) -> str:
-    return f"{done / max(seconds, 1e-3):.3g} {unit}s/s"
+    rate = done / max(seconds, 1e-3)
+    return f"{rate:{',.0f' if rate >= 100 else '.3g'}} {unit}s/s"
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -145,6 +145,21 @@ def path_of(index: Index, item: Item) -> str:
     return "" if file is None else str(file)
 
 
+def id_of(index: Index, named: str) -> str:
+    """The id of an item, also where the path of its picture is given, as the answers show it."""
+    file = Path(named).expanduser()
+    if index.get([named])[0] is None and file.is_file():
+        from diptych.index.ingest.collection_files import collection_id
+
+        for one in index.collections():
+            root = Path(one.root).resolve()
+            if one.root and file.resolve().is_relative_to(root):
+                id = collection_id(file.resolve().relative_to(root).as_posix(), one.number)
+                if index.get([id])[0] is not None:
+                    return id
+    return named
+
+
 def nothing_left(index: Index, kind: Kind, filtered: bool) -> str:
     """Why a search had nothing to choose from."""
     if not index.count(kind):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("-k", "k", default=10, show_default=True, help="number of answers")
 @option("--kind", "what to find", "image", type=click.Choice(["image", "text"]))
 @option("--filter", "metadata filter, as in 'price < 50 and color = \"red\"'")
-@option("--like", "id of an item: find more like it, alone or together with a query")
+@option("--like", "id or file of an item: find more like it, alone or together with a query")
 @option("--hybrid", "fuse with full-text search (BM25)", is_flag=True)
 @click.option(
     "--rerank",
@@ -104,6 +104,8 @@ def search(
         encodes=bool(query or rerank),
     )
     with opened:
+        if like:
+            asked = _query(" ".join(query), answers.id_of(opened, like))
         judge = None
         if rerank:
             from diptych.index.query.reranking import reranker_of

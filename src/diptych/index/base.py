@@ -193,7 +193,10 @@ class Index(Capabilities):
         filter: str | Filter | None = None,
         exact: bool | None = None,
     ) -> Hits:
-        """The k best items for one vector; ``exact`` forces or forbids the full scan (None: by size)."""
+        """The k best items for one vector; ``exact`` forces or forbids the full scan (None: by size).
+
+        A score is a dot product, and the cosine where the vector has length 1.
+        """
         rows = np.asarray(vector).reshape(1, -1)
         return self.search_many(rows, k, kind=kind, filter=filter, exact=exact)[0]
 

@@ -89,11 +89,7 @@ def open_place(
     """
     place, name, ready = str(place), None if model is None else str(model), None
     if is_collection(place) if pictures is None else pictures:
-        from diptych.data.formats import find, split_options
-
         path, place = place, default_place(place, say) if index is None else str(index)
-        where, options = split_options(path)
-        find(where, None, options)  # what cannot be read is refused before a model is opened
         if index_exists(place) and not is_writable(place):
             say(f"{place} cannot be written: it is searched as it is, without new pictures.")
         else:
@@ -142,12 +138,13 @@ def bring_up_to_date(
     **options: Any,
 ) -> tuple[IndexingResult, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
-
-    from diptych.data.formats import as_path, split_options
+    from diptych.data.formats import as_path, find, split_options
     from diptych.index.ingest.build import forecast, index_collection
 
+    where, reading = split_options(path)
+    find(where, None, reading)  # what cannot be read is refused before a model is opened
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
-    if expected := forecast(retriever, as_path(split_options(path)[0]), place):
+    if expected := forecast(retriever, as_path(where), place):
         say(expected)
     built = index_collection(
         retriever, path, place, model_name=recorded_name(model), show_progress=show_progress, **options

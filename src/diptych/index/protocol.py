@@ -46,9 +46,9 @@ class Item:
     text: str = ""
     image_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    content: str = ""
+    content: str = field(default="", repr=False)
     collection: int = 0
-    thumbnail: bytes | None = None
+    thumbnail: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
