@@ -53,3 +53,12 @@ def test_a_quick_loop_shows_no_bar_and_an_interrupted_one_leaves_none(
     slow.close()  # what an interrupted cell does to it
     assert "<progress" in cell[0]
     assert cell[-1] == ""
+
+
+def test_rates_are_written_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", -1)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=iter((0.0, 0.0, 0.001)).__next__))
+    assert list(track(range(2), "index", unit="picture")) == [0, 1]
+    assert "2/2, 2,000 pictures/s" in capsys.readouterr().err
