@@ -314,7 +314,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: TrainingSettings(precision="half"),
          "--precision is 'half': choose one of no, bf16, fp16."),
         (lambda _: from_json(TrainingSettings, {"learning_rat": 1}),
-         "there is no setting called learning_rat (did you mean learning_rate?)."),
+         "there is no setting called learning_rat: did you mean learning_rate?"),
+        (lambda _: from_json(TrainingSettings, {"qqq": 1}),
+         "there is no setting called qqq: docs/recipes.md lists those of each recipe."),
         (lambda _: parse_part("4"), "--shard 4 names no part: parts of 4 are called 1/4, 2/4, 3/4 and 4/4."),
         (lambda _: Limits(k=0), "the limit k=0 lets nothing pass: give at least 1."),
         (lambda p: table(p, b"image,text\na.png,x\n", empty="keep"),
@@ -728,7 +730,7 @@ COMMANDS = {
         "FOLDER/plain.json cannot be read (No such file or directory): give a report saved as JSON.",
     "evaluate hf:tiny/clip":
         "hf:tiny/clip was not trained here: give --data, the data set to evaluate it on.",
-    "index runs/nowhere FOLDER":
+    "index runs/nowhere emoji":
         "runs/nowhere is not a model folder (no config.json): give the folder of a trained run, or hf:runs/nowhere for "
         "a model of the hub.",
     "evaluate somebody/clip":
@@ -876,7 +878,7 @@ OPEN = (
     "{} holds no {}",
     "{} reads {}.",
     "'{}' is not {}.",
-    "there is no setting called {}{}.",
+    "there is no setting called {}: {}",
     "the {} of block {} could not be counted, {}",
 )
 """Sentences whose correction stands in a placeholder."""

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -259,10 +259,7 @@ def setting_names(kind: type[TrainingSettings]) -> set[str]:
 
 def parse_value(kind: type[TrainingSettings], name: str, text: str) -> Any:
     """The value of a setting that a person wrote; booleans are true and false."""
-    if name not in setting_names(kind):
-        raise SettingsError(
-            f"there is no setting called {name}: see docs/recipes.md for those of each recipe."
-        )
+    _check_names(kind, [name])
     wanted = plain_type(typing.get_type_hints(kind)[name])
     words = {"true": True, "false": False}
     try:
@@ -278,14 +275,7 @@ def to_json(settings: TrainingSettings) -> dict[str, Any]:
 
 def from_json(kind: type[S], values: dict[str, Any]) -> S:
     """Settings from a flat JSON object; an unknown name is an error that lists the nearest."""
-    import difflib
-
-    known = setting_names(kind)
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise SettingsError(f"there is no setting called {name}{hint}.")
+    _check_names(kind, values)
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         wanted = plain_type(hints[name])
@@ -317,3 +307,14 @@ def differences(a: TrainingSettings, b: TrainingSettings) -> dict[str, tuple[Any
     """The fields in which two settings differ."""
     left, right = to_json(a), to_json(b)
     return {name: (left[name], right.get(name)) for name in left if left[name] != right.get(name)}
+
+
+def _check_names(kind: type[TrainingSettings], names: Iterable[str]) -> None:
+    import difflib
+
+    known = setting_names(kind)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/recipes.md lists those of each recipe."
+            raise SettingsError(f"there is no setting called {name}: {hint}")
