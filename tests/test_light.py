@@ -471,6 +471,13 @@ def test_items_of_an_index_are_probes_too(backend: str, model: Path, place: Path
     assert "warning" not in diptych("search", "dog", place, "--backend", backend).stderr
 
 
+def test_a_graph_is_read_before_the_runtime(model: Path, photos: Path, tmp_path: Path) -> None:
+    """In this order, usearch and ONNX Runtime ended the process."""
+    made = tmp_path / "graph.index"
+    light("index", model, photos, "--index", made, "--no_cache", "--approximate")
+    assert "sound" in light("index", "verify", made).stdout
+
+
 def test_an_index_of_another_model_is_refused_for_writing_and_told_for_reading(
     model: Path, place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

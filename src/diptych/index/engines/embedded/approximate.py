@@ -19,6 +19,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -324,6 +325,8 @@ def _open_graph(path: Path, dimension: int) -> Any:
 
 
 def _new_graph(dimension: int) -> Any:
+    with suppress(ImportError):
+        import onnxruntime  # noqa: F401  loaded after usearch 2.26, ONNX Runtime 1.31 ends the process
     return import_extra("usearch.index", "search", "an approximate index").Index(
         ndim=dimension,
         metric="ip",
