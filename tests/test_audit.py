@@ -20,16 +20,17 @@ from diptych.audit.mixture import Mixture
 from diptych.cli import main
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.corrections import corrected, data_hash, named_corrections, read_corrections, text_names
+from diptych.data.corrections import corrected, data_hash, file_hash, read_corrections, text_names
 from diptych.data.formats import open_captions
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.judgements import judge_scores, with_matches
+from diptych.evaluation.judgements import check_corrections, judge_scores, with_matches
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.model.scores import EmbeddingScores
+from diptych.recipes import RECIPES
 from diptych.runs import audit as runs_audit
 from diptych.runs.audit import audit, audit_vectors
+from diptych.runs.train import open_run
 from diptych.settings import TrainingSettings
-from diptych.training.checkpoint import RunCard
 from diptych.training.ridge import NormalEquations
 
 N, PER = 800, 5
@@ -184,6 +185,27 @@ def test_a_text_that_fits_another_image_is_a_missing_positive():
     assert (30, 700) in {pair[:2] for pair in findings.near_pictures(x)}
 
 
+def test_any_image_and_text_can_be_scored():
+    x, v, image_of = made(400)
+    every = np.arange(400)
+    x = np.r_[x, x + np.random.default_rng(2).standard_normal(x.shape).astype(np.float32)]  # each thing twice
+    v = np.r_[v, v + 0.5 * np.random.default_rng(3).standard_normal(v.shape).astype(np.float32)]
+    ids = [f"t{n}" for n in range(len(v))]
+    found = audit_vectors(captions_of(np.r_[image_of, image_of + 400], 800, text_ids=ids), x, v, "h")
+    own, twin, other = (
+        found.scores([(f"i{n}", f"t{PER * ((n + step) % 800)}") for n in every]) for step in (0, 400, 100)
+    )
+    right = np.r_[np.zeros(len(twin)), np.ones(len(other))] > 0
+    assert auc(-np.r_[twin, other], right) > 0.97
+    assert abs(other.mean()) < 0.5 < own.mean()
+    wrong = found.wrong
+    np.testing.assert_allclose(own, (wrong.z + wrong.agreement)[PER * every], atol=1e-4)
+    one = found.missing[0]  # the best other image of a text
+    assert found.scores([(f"i{one.image}", f"t{one.text}")])[0] == pytest.approx(one.score, abs=1e-3)
+    with pytest.raises(DataError, match="nobody"):
+        found.scores([("i0", "nobody")])
+
+
 def test_texts_that_say_nothing_are_named_with_the_reason():
     texts = ["IMG_2041.JPG", "DSC 0012", "...", "i3", "a red bus"] + ["photo of the day"] * 20 + ["1984 Ford"]
     image_of = np.arange(len(texts))
@@ -296,14 +318,12 @@ def test_corrections_leave_wrong_pairs_out_behind_the_reader(photos: Path):
     assert len(fixed.images) == 59
     assert "6 wrong pairs left out" in " ".join(fixed.notes)
     assert len(open_captions(f"{photos}?corrections={file}", split="val").texts) == 50
-    named = named_corrections(f"{photos}?corrections={file}")
-    assert named["file"] == str(file)
-    assert len(named["hash"]) == 16
-    assert named_corrections(str(photos)) == {}
-    RunCard("r", TrainingSettings(), "d", "f", named).save(photos.parent)
-    assert json.loads((photos.parent / "run.json").read_text())["corrections"] == named
-    RunCard("r", TrainingSettings(), "d", "f").save(photos.parent)
-    assert "corrections" not in json.loads((photos.parent / "run.json").read_text())
+    for data, named in (
+        (f"{photos}?corrections={file}", {"file": str(file), "hash": file_hash(file)}),
+        (str(photos), None),
+    ):
+        open_run(RECIPES["photos"], TrainingSettings(), data)[3].save(photos.parent)
+        assert json.loads((photos.parent / "run.json").read_text()).get("corrections") == named
 
 
 @pytest.mark.parametrize(
@@ -331,6 +351,13 @@ def test_corrections_of_other_data_and_other_files_are_refused(photos: Path):
         read_corrections(photos)
     with pytest.raises(DataError, match=re.escape("absent.csv")):
         read_corrections(photos.parent / "absent.csv")
+
+
+def test_judgements_with_unknown_ids_are_refused(photos: Path):
+    rows = [("p00.png", "p00.png#0", "keep"), ("p00.png", "p77.png#0", "matches")]
+    file = written(photos.parent, rows, data_hash(open_captions(photos)))
+    with pytest.raises(DataError, match=re.escape("p77.png#0")):
+        check_corrections([str(file)], str(photos))
 
 
 def test_missing_positives_count_as_right_beside_the_plain_recall(tmp_path: Path):

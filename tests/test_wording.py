@@ -37,7 +37,7 @@ from diptych.data.corrections import corrupted, data_hash
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.decode.video_files import Video
-from diptych.data.formats import open_captions
+from diptych.data.formats import open_captions, split_options
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.labels import Labels
 from diptych.data.readers import emoji
@@ -407,6 +407,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/c.csv says both 'wrong' and 'keep' of image 'a.png' and text 'a.png#0': keep one of them."),
         (lambda p: corrections(p, "a.png,a.png#0,bad,me,HASH\n"),
          "FOLDER/c.csv has the verdict 'bad': use keep, wrong, unsure, matches."),
+        (lambda _: split_options("photos?text=a&text=b"),
+         "photos?text=a&text=b gives text twice: give it once."),
         (lambda p: audit(str(corrected_table(p))),
          "FOLDER/m.csv has 2 pairs of 2 images: an audit needs at least 200 pairs of 25 images, for what is usual is "
          "learned from the rest."),

@@ -30,7 +30,6 @@ from diptych.errors import DataError, SettingsError
 from diptych.progress import counted
 
 COLUMNS = ("image_id", "text_id", "verdict", "by", "data")
-_OPTION = re.compile(r"[?&]corrections=([^&?]+)")
 _DRAWN = re.compile(r"(\d*\.?\d+):(text|image)")
 VERDICTS = ("keep", "wrong", "unsure", "matches")
 
@@ -48,9 +47,8 @@ class Correction:
 
 def read_corrections(path: str | Path) -> list[Correction]:
     """The corrections of a file, each pair once."""
-    place = Path(path).expanduser()
     try:
-        with place.open(encoding="utf-8-sig", newline="") as file:
+        with Path(str(path)).expanduser().open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file)
             if tuple(table.fieldnames or ()) != COLUMNS:
                 raise DataError(
@@ -89,14 +87,6 @@ def text_names(captions: Captions) -> list[str]:
 def data_hash(captions: Captions) -> str:
     """The hash of a data set; images whose file cannot be read play no part."""
     return LeftOut().add(captions, unopenable(captions.images)).fingerprint()
-
-
-def named_corrections(data: str) -> dict[str, str]:
-    """The file of corrections that a data set was opened with (``PATH?corrections=FILE``) and its hash, if any."""
-    found = _OPTION.search(data)
-    if found is None:
-        return {}
-    return {"file": found[1], "hash": file_hash(found[1])}
 
 
 def file_hash(path: str | Path) -> str:

@@ -175,8 +175,11 @@ def split_options(path: str | Path) -> tuple[str | Path, dict[str, Any]]:
     found = _OPTIONS.match(str(path))
     if found is None or Path(path).exists():
         return path, {}
-    pairs = [pair.split("=", 1) for pair in found["options"].split("&")]
-    return found["path"], {name: _plain(value) for name, value in pairs}
+    options: dict[str, Any] = {}
+    for name, value in (pair.split("=", 1) for pair in found["options"].split("&")):
+        if options.setdefault(name, _plain(value)) != _plain(value):
+            raise DataError(f"{path} gives {name} twice: give it once.")
+    return found["path"], options
 
 
 def _plain(text: str) -> Any:

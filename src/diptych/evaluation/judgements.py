@@ -157,14 +157,14 @@ def coco_ids(captions: Captions) -> Ids:
 
 
 def check_corrections(judgements: Sequence[str | Judgements], place: str | Path) -> None:
-    """Refuse files of corrections whose hash is not that of the data at ``place``, all splits together."""
+    """Refuse files of corrections that are not of the data at ``place``, all splits together."""
     files = [one for one in judgements if isinstance(one, str) and one.endswith(".csv")]
     if files:
         path, options = split_options(place)
         options.pop("corrections", None)
         whole = open_captions(path, problems=ToBeLeftOut(), **options)
         for file in files:
-            corrections_of(whole, file)
+            check_ids(corrections_of(whole, file), whole, file)
 
 
 def with_matches(path: str | Path, captions: Captions) -> Judgements:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Audit:
     captions: Captions
     hash: str
     features: str
+    fit: Fit
     wrong: Wrong
     missing: list[Positive]
     tried: int  # texts that were tried on other images
@@ -65,6 +67,25 @@ class Audit:
         """The texts, those most likely wrong first."""
         found: list[int] = np.lexsort((self.wrong.z, -self.wrong.probability)).tolist()
         return found
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
+        """How well images and texts, any of the data by their ids, fit each other; about 0 for strangers.
+
+        The z of picture and text; where the texts of an image can vote, plus that of the text and the other texts.
+        """
+        captions = self.captions
+        rows = [
+            {id: row for row, id in enumerate(ids or ())} for ids in (captions.image_ids, captions.text_ids)
+        ]
+        try:
+            image, text = (np.array([known[pair[n]] for pair in pairs]) for n, known in enumerate(rows))
+        except KeyError as id:
+            raise DataError(f"{captions.name} has no {id}: give its ids, (image, text).") from id
+        found = self.fit.pictures.pairs(image, text)
+        if self.wrong.agreement is None:
+            return found
+        others = self.fit.siblings.pairs(image, text)
+        return found + np.where(captions.image_of[text] == image, self.wrong.agreement[text], others)
 
     def lines(self) -> list[str]:
         """The table, one finding a line."""
@@ -227,7 +248,7 @@ def audit_vectors(
     notes = []
     if wrong.agreement is None:
         notes.append(
-            f"No image has {VOTERS} texts, so texts cannot vote on each other: only the pictures were pairs."
+            f"No image has {VOTERS} texts, so texts cannot vote on each other: each is judged by its picture alone."
         )
     if model is not None:
         notes.append(f"{model} may have learned the wrong pairs of its own training data by heart.")
@@ -241,7 +262,7 @@ def audit_vectors(
         )
     notes.append("Files, formats and exact duplicates: diptych data check.")
     return Audit(
-        captions, data, model or "frozen encoders", wrong, missing, tried, near_pictures(x),
+        captions, data, model or "frozen encoders", fit, wrong, missing, tried, near_pictures(x),
         leaked_texts(captions.texts, captions.image_of, captions.splits),
         empty_texts(captions.texts, captions.image_of, captions.image_ids), lost_order(fit, wrong), notes,
     )  # fmt: skip

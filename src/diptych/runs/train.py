@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from diptych import notebook
 from diptych.data.captions import Captions
-from diptych.data.corrections import Noise, corrupted, named_corrections
-from diptych.data.formats import open_captions
+from diptych.data.corrections import Noise, corrupted, file_hash
+from diptych.data.formats import open_captions, split_options
 from diptych.data.problems import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import describe_device, pick_device
 from diptych.encoders.class_words import with_names
@@ -194,7 +194,8 @@ def open_run(
         first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
         parts = first, second
     written = captions.name if isinstance(data, Captions) else data
-    corrections = {} if isinstance(data, Captions) else named_corrections(data)
+    file = None if isinstance(data, Captions) else split_options(data)[1].get("corrections")
+    corrections = {"file": str(file), "hash": file_hash(str(file))} if file else {}
     card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts), corrections, noise)
     return captions, parts, left_out, card
 
