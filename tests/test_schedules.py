@@ -12,7 +12,7 @@ import torch
 
 from diptych.recipes import RECIPES
 from diptych.runs.train import resumed_settings
-from diptych.settings import UNSAID, TrainingSettings, from_saved, to_json
+from diptych.settings import UNCHANGED, TrainingSettings, from_saved, to_json
 from diptych.training.checkpoint import RunCard, check_resumable
 from diptych.training.optim import (
     depends_on_epochs,
@@ -114,7 +114,7 @@ NEWER: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("recipe", list(RECIPES))
 def test_saved_runs_keep_the_form_they_were_made_with(recipe: str, tmp_path: Path) -> None:
     kind, newer = RECIPES[recipe].settings, NEWER.get(recipe, {})
-    older = {f.name for f in fields(kind) if f.metadata["before"] is not UNSAID}
+    older = {f.name for f in fields(kind) if f.metadata["before"] is not UNCHANGED}
     assert older == set(newer)
     saved = {name: value for name, value in to_json(kind()).items() if name not in newer}
     RunCard(recipe, kind(), "d", "0").save(tmp_path)

@@ -87,10 +87,10 @@ def _inner_address(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 def find_public(host: str, port: int) -> str:
     """The number of a host, all of whose numbers must be on the public internet."""
-    found = [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if not found or not all(is_public(number) for number in found):
+    numbers = [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if not numbers or not all(is_public(number) for number in numbers):
         raise AddressError(f"{host[:200]} is not on the public internet: give the image itself instead.")
-    return found[0]
+    return numbers[0]
 
 
 def download(address: str, limit: int, until: float) -> bytes:
@@ -98,15 +98,15 @@ def download(address: str, limit: int, until: float) -> bytes:
     parts, host, port = _parts_of(address)
     late = AddressError(f"{address[:200]} took more than {PATIENCE} seconds: give the image itself instead.")
     try:
-        found = find_public(host, port)
-        left = until - time.monotonic()
-        if left <= 0:
+        number = find_public(host, port)
+        seconds = until - time.monotonic()
+        if seconds <= 0:
             raise late
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(host, port, timeout=left)
-        with _Cut(left) as cut:
+        connection = kind(host, port, timeout=seconds)
+        with _Deadline(seconds) as deadline:
             # the address that was checked is the one that is connected to, whatever the name means by then
-            connect = lambda _, *rest: cut.watch(socket.create_connection((found, port), *rest))  # noqa: E731
+            connect = lambda _, *rest: deadline.watch(socket.create_connection((number, port), *rest))  # noqa: E731
             connection._create_connection = connect  # type: ignore[attr-defined]
             try:
                 target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
@@ -123,7 +123,7 @@ def download(address: str, limit: int, until: float) -> bytes:
         if time.monotonic() >= until:
             raise late from error
         raise AddressError(f"{address[:200]} cannot be fetched ({error}): check the address.") from error
-    if cut.passed:  # an answer of unknown length just ends
+    if deadline.passed:  # an answer of unknown length just ends
         raise late
     if len(data) > limit:
         raise AddressError(f"{address[:200]} is larger than {limit} bytes: give a smaller image.")
@@ -151,14 +151,14 @@ def _parts_of(address: str) -> tuple[SplitResult, str, int]:
     return parts, host, (443 if parts.scheme == "https" else 80) if port is None else port
 
 
-class _Cut:
+class _Deadline:
     """Cuts a connection off after some seconds, however slowly it goes on: a timeout begins again with each byte."""
 
     def __init__(self, seconds: float) -> None:
         self.passed = False
         self._lock = threading.Lock()
         self._handle: socket.socket | None = None
-        self._timer = threading.Timer(seconds, self._cut)
+        self._timer = threading.Timer(seconds, self._disconnect)
         self._timer.daemon = True
 
     def watch(self, connection: socket.socket) -> socket.socket:
@@ -181,7 +181,7 @@ class _Cut:
                 self._handle.close()
                 self._handle = None
 
-    def _cut(self) -> None:
+    def _disconnect(self) -> None:
         with self._lock:
             self.passed = True
             if self._handle is not None:

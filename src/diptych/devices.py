@@ -19,9 +19,9 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def pick_device(asked: str | torch.device | None = None) -> torch.device:
+def pick_device(device: str | torch.device | None = None) -> torch.device:
     """The device of this name (``cuda``, ``cuda:1``, ``mps``, ``cpu``); ``auto`` or None is CUDA, else the CPU."""
-    name = "auto" if asked is None else str(asked)
+    name = "auto" if device is None else str(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")

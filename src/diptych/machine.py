@@ -44,10 +44,10 @@ def own_key(make: bool = False) -> bytes | None:
     try:
         if make and not (folder / KEY).exists():
             create_file(folder / KEY, os.urandom(KEY_BYTES), mode=0o600)
-        found = _FILES.read(folder / KEY)
+        key = _FILES.read(folder / KEY)
     except (OSError, DiptychError):  # no home, or one that cannot be written: nothing is signed
         return None
-    return found if len(found) == KEY_BYTES else None
+    return key if len(key) == KEY_BYTES else None
 
 
 def record_root(root: str | Path) -> None:
@@ -66,15 +66,15 @@ def known_roots() -> list[Path]:
         files = sorted(folder.iterdir())
     except OSError:
         return []
-    found = []
+    roots = []
     for file in files:
         try:
             name = _FILES.read(_FILES.path(folder, file.name))
         except (OSError, DiptychError):
             continue
         if hashlib.sha256(name).hexdigest()[:32] == file.name:
-            found.append(Path(os.fsdecode(name)))
-    return found
+            roots.append(Path(os.fsdecode(name)))
+    return roots
 
 
 def is_allowed(file: Path, roots: Sequence[str | Path] | None = None) -> bool:

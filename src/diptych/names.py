@@ -145,7 +145,7 @@ class Registry:
                 f"the packages {packages} both have a {self.kind} '{name}': uninstall one of them"
                 + (f", or write {points[0].value}." if self.typed else ".")
             )
-        return _load(points[0]) if points else self._typed(name)
+        return _load(points[0]) if points else self._import_class(name)
 
     def get(self, name: str) -> Any | None:
         """What a name stands for, or None where neither this package nor a plugin has it."""
@@ -159,12 +159,12 @@ class Registry:
         Arguments are ``given`` where they have that name. A required argument is the setting of that name, or all
         settings where it is called ``settings``; others keep their defaults.
         """
-        made = called(self.find(name), f"the {self.kind} {name}", settings, **given)
-        if self.bases and not isinstance(made, self._kinds()):
+        thing = call(self.find(name), f"the {self.kind} {name}", settings, **given)
+        if self.bases and not isinstance(thing, self._kinds()):
             raise SettingsError(
-                f"the {self.kind} '{name}' makes a {type(made).__name__}: let it make a {self._kind_names()}."
+                f"the {self.kind} '{name}' makes a {type(thing).__name__}: let it make a {self._kind_names()}."
             )
-        return made
+        return thing
 
     def unknown(self, name: str) -> SettingsError:
         """The refusal of a name that nothing has, with the nearest."""
@@ -175,11 +175,11 @@ class Registry:
             f"there is no {self.kind} '{name}': {f'did you mean {near[0]}?' if near else f'use {self.choices}.'}"
         )
 
-    def _typed(self, name: str) -> Any:
+    def _import_class(self, name: str) -> Any:
         """The class that a person named as ``module:Class``."""
         module, _, path = name.partition(":")
         try:
-            found = importlib.import_module(module)
+            target = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise _broken(f"the module '{module}'", error) from error
@@ -191,16 +191,16 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise _broken(f"the module '{module}'", error) from error
         for part in path.split("."):
-            if not hasattr(found, part):
-                near = ", ".join(sorted(kind for kind in vars(found) if kind.lower() == part.lower()))
+            if not hasattr(target, part):
+                near = ", ".join(sorted(kind for kind in vars(target) if kind.lower() == part.lower()))
                 raise SettingsError(
                     f"the module '{module}' has no '{path}' for the {self.kind} '{name}': "
                     f"{f'did you mean {near}?' if near else 'name a class that it defines.'}"
                 )
-            found = getattr(found, part)
-        if self.bases and not (isinstance(found, type) and issubclass(found, self._kinds())):
+            target = getattr(target, part)
+        if self.bases and not (isinstance(target, type) and issubclass(target, self._kinds())):
             raise SettingsError(f"{name} is no {self.kind}: name a class derived from {self._kind_names()}.")
-        return found
+        return target
 
     def _kinds(self) -> tuple[type, ...]:
         return tuple(_target(base) for base in self.bases)
@@ -209,7 +209,7 @@ class Registry:
         return " or ".join(base.replace(":", ".") for base in self.bases)
 
 
-def called(make: Any, what: str, settings: Any = None, **given: Any) -> Any:
+def call(make: Any, what: str, settings: Any = None, **given: Any) -> Any:
     """What a class or function makes of the arguments it asks for; see ``Registry.make``."""
     arguments = {}
     for name, parameter in inspect.signature(make).parameters.items():
@@ -259,8 +259,8 @@ def fits(value: Any, hint: Any, largest: float | None = None) -> bool:
 
 def first_line(thing: Any) -> str:
     """The first line of the docstring of a thing; nothing for one that has none."""
-    written = None if isinstance(thing, str) else inspect.getdoc(thing)
-    return (written or "").partition("\n")[0]
+    doc = None if isinstance(thing, str) else inspect.getdoc(thing)
+    return (doc or "").partition("\n")[0]
 
 
 def import_plugins() -> None:
@@ -285,7 +285,7 @@ def import_declared(module: str) -> None:
         try:
             importlib.import_module(point.module)
         except (Exception, SystemExit) as error:
-            raise _broken(_described(point), error) from error
+            raise _broken(_description(point), error) from error
 
 
 def _is_declared(module: str) -> bool:
@@ -316,7 +316,7 @@ def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:
-        raise _broken(_described(point), error) from error
+        raise _broken(_description(point), error) from error
 
 
 def _broken(what: str, error: BaseException) -> SettingsError:
@@ -327,7 +327,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
-def _described(point: EntryPoint) -> str:
+def _description(point: EntryPoint) -> str:
     return f"the plugin '{point.name}' ({point.value}) of the package {_package(point)}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diptych import kernels
 from diptych.types import Features
 
-REMEMBERED = 256  # tensors that a part keeps; texts batched by length need a few dozen
+MOST_TENSORS = 256  # tensors that a part keeps; texts batched by length need a few dozen
 
 
 def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
@@ -20,8 +20,8 @@ def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
     if kernels.takes_rows(x):
         from diptych.kernels.rows import UnitRows
 
-        found: Tensor = UnitRows.apply(x, eps)  # type: ignore[no-untyped-call]
-        return found
+        rows: Tensor = UnitRows.apply(x, eps)  # type: ignore[no-untyped-call]
+        return rows
     unit_rows: Tensor = x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + eps)
     return unit_rows
 
@@ -31,31 +31,31 @@ def is_exported() -> bool:
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
-class Remembering(nn.Module):
+class TensorCache(nn.Module):
     """A part that keeps what it makes of its weights alone while it encodes, until they or its mode change."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[Hashable, Tensor] = {}
+        self._tensors: dict[Hashable, Tensor] = {}
         self._versions: tuple[tuple[int, int], ...] = ()
 
     def train(self, mode: bool = True) -> Self:
         """Switch mode; what was kept is forgotten."""
-        self._made.clear()
+        self._tensors.clear()
         return super().train(mode)
 
-    def remembered(self, weights: Sequence[Tensor], key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    def cached(self, weights: Sequence[Tensor], key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """What ``make`` gives, which depends on these weights and on ``key`` alone."""
         # a momentum twin evaluates too, but it moves; weights made in inference mode carry no version
         if self.training or not torch.is_inference_mode_enabled() or any(w.is_inference() for w in weights):
             return make()
         versions = tuple((weight.data_ptr(), weight._version) for weight in weights)
-        if versions != self._versions or len(self._made) > REMEMBERED:
-            self._made, self._versions = {}, versions
-        if key not in self._made:
+        if versions != self._versions or len(self._tensors) > MOST_TENSORS:
+            self._tensors, self._versions = {}, versions
+        if key not in self._tensors:
             with torch.inference_mode(False), torch.no_grad():  # an ordinary tensor, copied with the module
-                self._made[key] = make()
-        return self._made[key]
+                self._tensors[key] = make()
+        return self._tensors[key]
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -76,8 +76,8 @@ def same_image(a: Tensor, b: Tensor) -> Tensor:
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of (B, L, D) over the valid positions of (B, L)."""
     weights = mask.to(values.dtype)[..., None]  # (B, L, 1)
-    kept = torch.where(mask[..., None], values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return kept.sum(1) / weights.sum(1).clamp_min(1)
+    valid = torch.where(mask[..., None], values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return valid.sum(1) / weights.sum(1).clamp_min(1)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int = -1) -> Tensor:

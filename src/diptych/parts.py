@@ -54,13 +54,13 @@ def part(cls: type[T]) -> type[T]:
     signature = inspect.signature(make)
     # a class without its own __init__ shows nn.Module's (*args, **kwargs), which is not an argument of it
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = [name for name, p in signature.parameters.items() if p.kind not in open_ended][1:]
+    names = [name for name, p in signature.parameters.items() if p.kind not in open_ended][1:]
 
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        arguments = {name: bound.arguments[name] for name in named}
+        call = signature.bind(self, *args, **kwargs)
+        call.apply_defaults()
+        arguments = {name: call.arguments[name] for name in names}
         make(self, *args, **kwargs)
         # after construction: nn.Module refuses attributes before its own __init__ has run
         if type(self) is cls:
@@ -182,15 +182,15 @@ def _is_ours(kind: type) -> bool:
 
 def rebuild(config: Any, folder: Path | None = None) -> Any:
     """The part tree that ``describe`` wrote, shared where it was shared; assets are read from ``folder``."""
-    return _Rebuilding(folder).of(config)
+    return _Rebuilder(folder).of(config)
 
 
-class _Rebuilding:
+class _Rebuilder:
     """A tree in the making, with the shared parts made so far by number."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.made: dict[Any, Any] = {}
+        self.by_number: dict[Any, Any] = {}
 
     def of(self, config: Any) -> Any:
         """The part, asset or plain value that a piece of JSON stands for."""
@@ -201,12 +201,12 @@ class _Rebuilding:
         if "asset" in config:
             return self._asset(config["asset"])
         if set(config) == {"is"}:
-            if not isinstance(config["is"], int) or config["is"] not in self.made:
+            if not isinstance(config["is"], int) or config["is"] not in self.by_number:
                 raise CheckpointError(
                     f"this model refers to shared part {config['is']}, which its config.json does not describe: "
                     "copy the model again."
                 )
-            return self.made[config["is"]]
+            return self.by_number[config["is"]]
         if "part" in config:
             return self._part(config)
         return {k: self.of(v) for k, v in config.items()}
@@ -219,7 +219,7 @@ class _Rebuilding:
         arguments = {k: self.of(v) for k, v in config.items() if k not in ("part", "from", "as")}
         check_arguments(kind, arguments)
         try:
-            made = kind(**arguments)
+            thing = kind(**arguments)
         except DiptychError:
             raise
         except Exception as error:  # numbers that no such part can have
@@ -232,8 +232,8 @@ class _Rebuilding:
                 raise CheckpointError(
                     f"the part '{name}' has no number to be shared by: copy the model again."
                 )
-            self.made[config["as"]] = made
-        return made
+            self.by_number[config["as"]] = thing
+        return thing
 
     def _asset(self, name: Any) -> Any:
         if self.folder is None:
@@ -253,14 +253,14 @@ def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:
     """Raise where arguments read from a file are not those that a part takes: names, and types as annotated."""
     make = kind.__init__  # type: ignore[misc]
     parameters = dict(list(inspect.signature(make).parameters.items())[1:])
-    named = {
+    names = {
         name
         for name, p in parameters.items()
         if p.kind is p.KEYWORD_ONLY or p.kind is p.POSITIONAL_OR_KEYWORD
     }
-    wrong = next((name for name in arguments if name not in named), None)
+    wrong = next((name for name in arguments if name not in names), None)
     absent = next(
-        (n for n in named if parameters[n].default is inspect.Parameter.empty and n not in arguments), None
+        (n for n in names if parameters[n].default is inspect.Parameter.empty and n not in arguments), None
     )
     if wrong is not None or absent is not None:
         what = f"an argument {wrong!r:.60}, which it does not take" if wrong else f"no argument '{absent}'"

@@ -29,7 +29,7 @@ TEXT_TEACHER_HELP = "text teacher, the mean of its token states"
 """Settings that several recipes and commands have, in words: a help page imports no model."""
 
 
-UNSAID: Any = object()  # the ``before`` of a setting that every saved run has, or that changed nothing
+UNCHANGED: Any = object()  # the ``before`` of a setting that every saved run has, or that changed nothing
 
 
 def setting(
@@ -39,15 +39,15 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     names: Registry | None = None,
-    before: T = UNSAID,
+    before: T = UNCHANGED,
 ) -> T:
     """A field with its sentence of help and its range, both ends allowed, or the registry that knows its names.
 
     ``before`` is the value of runs that were saved before the setting existed, where that is not the default.
     """
     metadata = {"help": help, "low": low, "high": high, "names": names, "before": before}
-    made: T = field(default=default, metadata=metadata)
-    return made
+    entry: T = field(default=default, metadata=metadata)
+    return entry
 
 
 def defaults(**values: Any) -> Callable[[type[T]], type[T]]:
@@ -260,12 +260,12 @@ def setting_names(kind: type[TrainingSettings]) -> set[str]:
 def parse_value(kind: type[TrainingSettings], name: str, text: str) -> Any:
     """The value of a setting that a person wrote; booleans are true and false."""
     _check_names(kind, [name])
-    wanted = plain_type(typing.get_type_hints(kind)[name])
+    value_type = plain_type(typing.get_type_hints(kind)[name])
     words = {"true": True, "false": False}
     try:
-        return words[text.lower()] if wanted is bool else wanted(text)
+        return words[text.lower()] if value_type is bool else value_type(text)
     except (KeyError, ValueError):
-        raise SettingsError(f"{name} = {text}: it must be of type {wanted.__name__}.") from None
+        raise SettingsError(f"{name} = {text}: it must be of type {value_type.__name__}.") from None
 
 
 def to_json(settings: TrainingSettings) -> dict[str, Any]:
@@ -278,10 +278,12 @@ def from_json(kind: type[S], values: dict[str, Any]) -> S:
     _check_names(kind, values)
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
-        wanted = plain_type(hints[name])
+        value_type = plain_type(hints[name])
         optional = type(None) in typing.get_args(hints[name])
-        if not fits(value, wanted) and not (value is None and optional):
-            raise SettingsError(f"the setting {name} is {value!r:.60}: it must be of type {wanted.__name__}.")
+        if not fits(value, value_type) and not (value is None and optional):
+            raise SettingsError(
+                f"the setting {name} is {value!r:.60}: it must be of type {value_type.__name__}."
+            )
     return kind(**values)
 
 
@@ -298,7 +300,7 @@ def from_saved(kind: type[S], values: dict[str, Any]) -> S:
     older = {
         entry.name: entry.metadata["before"]
         for entry in dataclasses.fields(kind)
-        if entry.metadata.get("before", UNSAID) is not UNSAID
+        if entry.metadata.get("before", UNCHANGED) is not UNCHANGED
     }
     return from_json(kind, {**older, **values})
 

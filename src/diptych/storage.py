@@ -61,7 +61,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
             with _new_folder(target) as new:
                 yield new
                 _sync_all(new)
-                with _locked(target.parent):
+                with _lock(target.parent):
                     old = target.with_name(f".old-{target.name}")
                     if target.exists():
                         shutil.rmtree(old, ignore_errors=True)
@@ -99,17 +99,17 @@ def recover_folder(target: Path) -> None:
     """Put back what a crash in the middle of ``replace_folder`` left under ``.old-``; call before reading."""
     old = target.with_name(f".old-{target.name}") if target.name else target
     if old.exists() and not target.exists():
-        with _locked(target.parent):  # not the one that is being replaced this moment
+        with _lock(target.parent):  # not the one that is being replaced this moment
             if old.exists() and not target.exists():
                 old.rename(target)
 
 
 def _new_folder(target: Path) -> AbstractContextManager[Path]:
-    return _claimed(target, Path.mkdir, partial(shutil.rmtree, ignore_errors=True))
+    return _new_entry(target, Path.mkdir, partial(shutil.rmtree, ignore_errors=True))
 
 
 @contextmanager
-def _claimed(
+def _new_entry(
     target: Path, make: Callable[[Path], object], remove: Callable[[Path], object]
 ) -> Iterator[Path]:
     """Something new under a name of its own beside ``target``, removed at the end if it still has that name.
@@ -118,10 +118,10 @@ def _claimed(
     """
     new = _beside(target)
     with ExitStack() as stack:
-        with _locked(target.parent):  # or it is taken for remains before it is locked
-            _remove_left(target.parent, f"{glob.escape(new.name[:-12])}*", remove)
+        with _lock(target.parent):  # or it is taken for remains before it is locked
+            _remove_leftovers(target.parent, f"{glob.escape(new.name[:-12])}*", remove)
             make(new)
-            stack.enter_context(_locked(new))
+            stack.enter_context(_lock(new))
         try:
             yield new
         finally:
@@ -130,16 +130,16 @@ def _claimed(
 
 def sweep_files(folder: Path) -> None:
     """Remove what killed processes left in a folder whose files are all written with ``new_file``."""
-    with _locked(folder):
-        _remove_left(folder, ".new-*", partial(Path.unlink, missing_ok=True))
+    with _lock(folder):
+        _remove_leftovers(folder, ".new-*", partial(Path.unlink, missing_ok=True))
 
 
-def _remove_left(folder: Path, pattern: str, remove: Callable[[Path], object]) -> None:
+def _remove_leftovers(folder: Path, pattern: str, remove: Callable[[Path], object]) -> None:
     """Remove what nobody has locked; the folder must be locked."""
-    for left in folder.glob(pattern):
-        with suppress(OSError), _locked(left, wait=False) as free:
+    for path in folder.glob(pattern):
+        with suppress(OSError), _lock(path, wait=False) as free:
             if free:
-                remove(left)
+                remove(path)
 
 
 def _beside(target: Path) -> Path:
@@ -147,7 +147,7 @@ def _beside(target: Path) -> Path:
 
 
 @contextmanager
-def _locked(folder: Path, wait: bool = True) -> Iterator[bool]:
+def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
     """Keep other processes from a folder; whether that was possible."""
     try:
         import fcntl
@@ -318,12 +318,12 @@ def write_text(target: Path, text: str) -> None:
 
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a small file in one piece: synced, then renamed over the old one."""
-    with storing(target), _written_beside(target, content, 0o666) as new:
+    with storing(target), _temporary_file(target, content, 0o666) as new:
         os.replace(new, target)
 
 
 @contextmanager
-def _written_beside(target: Path, content: bytes, mode: int) -> Iterator[Path]:
+def _temporary_file(target: Path, content: bytes, mode: int) -> Iterator[Path]:
     """A synced file of a name of its own, to be given the name ``target``, which is synced after that."""
     new = _beside(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -346,7 +346,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
     """
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _claimed(target, Path.touch, partial(Path.unlink, missing_ok=True)) as new:
+        with _new_entry(target, Path.touch, partial(Path.unlink, missing_ok=True)) as new:
             with new.open("wb") as handle:
                 yield handle
                 handle.flush()
@@ -358,7 +358,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
 def create_file(target: Path, content: bytes, mode: int = 0o666) -> bool:
     """Write a small file in one piece unless it is there; whether it was this process that wrote it."""
     try:
-        with storing(target, but=FileExistsError), _written_beside(target, content, mode) as new:
+        with storing(target, but=FileExistsError), _temporary_file(target, content, mode) as new:
             os.link(new, target)  # unlike a renaming, the system refuses it over another
     except FileExistsError:
         return False
@@ -375,9 +375,9 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
             raise
         # numpy gives no number with what the system refuses it
         number = (error.errno or errno.EIO) if isinstance(error, OSError) else _rust_number(error)
-        if number is None or (said := _sentence(target, number)) is None:
+        if number is None or (sentence := _sentence(target, number)) is None:
             raise
-        raise StorageError(said) from error
+        raise StorageError(sentence) from error
 
 
 def _sentence(target: Path, number: int) -> str | None:
@@ -385,8 +385,8 @@ def _sentence(target: Path, number: int) -> str | None:
     if number in FULL:
         return f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
     if number in REFUSED:
-        cached = target.is_relative_to(cache_folder())
-        remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if cached else "choose"
+        in_cache = target.is_relative_to(cache_folder())
+        remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if in_cache else "choose"
         return f"{target} cannot be written ({reason}): {remedy} a folder you may write."
     if number in IN_THE_WAY:
         return (
@@ -400,8 +400,8 @@ def _sentence(target: Path, number: int) -> str | None:
 
 
 def _rust_number(error: SafetensorError) -> int | None:
-    found = _RUST_ERROR.search(str(error))
-    return int(found[1]) if found else None
+    match = _RUST_ERROR.search(str(error))
+    return int(match[1]) if match else None
 
 
 def sync(path: Path) -> None:

@@ -31,14 +31,16 @@ Change = Callable[[Tensor], Tensor]
 """What is done to every tensor of a batch: a move, a slice, a pin, a gathering."""
 
 
-def _mapped(value: Any, change: Change) -> Any:
+def _map_values(value: Any, change: Change) -> Any:
     """A value with ``change`` applied to every tensor in it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, TensorGroup):
         return value.map(change)
     return (
-        {name: _mapped(one, change) for name, one in value.items()} if isinstance(value, Mapping) else value
+        {name: _map_values(one, change) for name, one in value.items()}
+        if isinstance(value, Mapping)
+        else value
     )
 
 
@@ -49,8 +51,8 @@ class TensorGroup:
 
     def map(self, change: Change) -> Self:
         """Apply ``change`` to every tensor (a move to a device, a pin, a slice of rows)."""
-        found = {name: _mapped(getattr(self, name), change) for name in self.__dataclass_fields__}  # type: ignore[attr-defined]
-        return replace(self, **found)  # type: ignore[type-var]
+        changes = {name: _map_values(getattr(self, name), change) for name in self.__dataclass_fields__}  # type: ignore[attr-defined]
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same on another device."""

@@ -33,25 +33,25 @@ def whole_state(module: nn.Module) -> dict[str, Tensor]:
 
 def own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous CPU copies, each with memory of its own: safetensors refuses shared storage."""
-    seen: set[int] = set()
-    owned = {}
+    storages: set[int] = set()
+    copies = {}
     for name, value in state.items():
         tensor = value.detach().cpu().contiguous()
-        shared = tensor.untyped_storage().data_ptr() in seen
-        seen.add(tensor.untyped_storage().data_ptr())
-        owned[name] = tensor.clone() if shared else tensor
-    return owned
+        shared = tensor.untyped_storage().data_ptr() in storages
+        storages.add(tensor.untyped_storage().data_ptr())
+        copies[name] = tensor.clone() if shared else tensor
+    return copies
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
     """Each further name of a parameter or buffer, and the first name of the same tensor."""
     first: dict[int, str] = {}
     further = {}
-    named: list[Iterable[tuple[str, Tensor]]] = [
+    groups: list[Iterable[tuple[str, Tensor]]] = [
         module.named_parameters(remove_duplicate=False),
         module.named_buffers(remove_duplicate=False),
     ]
-    for names in named:
+    for names in groups:
         for name, value in names:
             if first.setdefault(id(value), name) != name:
                 further[name] = first[id(value)]
@@ -72,11 +72,11 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 def load_weights(module: nn.Module, file: Path) -> None:
     """Load what ``save_weights`` wrote; strict in names and shapes."""
-    found = read_tensors(file)
+    state = read_tensors(file)
     for name, first in aliases(module).items():
-        if first in found:
-            found.setdefault(name, found[first])
-    module.load_state_dict(found, strict=True)
+        if first in state:
+            state.setdefault(name, state[first])
+    module.load_state_dict(state, strict=True)
 
 
 def update_digest(digest: hashlib._Hash, tensor: Tensor) -> None:

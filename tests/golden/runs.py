@@ -14,7 +14,7 @@ from golden.reach import RECIPES
 from safetensors.torch import load_file
 
 from diptych import Retriever
-from diptych.settings import UNSAID
+from diptych.settings import UNCHANGED
 
 STEPS = 20
 SMALL: dict[str, Any] = {
@@ -45,7 +45,7 @@ def train(name: str, folder: Path, **changes: Any) -> None:
     """
     entries = dataclasses.fields(RECIPES[name].settings)
     known = {field.name for field in entries}
-    later = {f.name: f.metadata["before"] for f in entries if f.metadata["before"] is not UNSAID}
+    later = {f.name: f.metadata["before"] for f in entries if f.metadata["before"] is not UNCHANGED}
     data, epochs = "toys/features", 2
     if name in ON_LABELS:
         data += "?instances=toys/features"

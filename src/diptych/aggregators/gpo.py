@@ -18,7 +18,7 @@ ALL_SIZES = 64  # on a GPU, lengths up to this get a row for every size: cheaper
 
 
 @part
-class GPO(Aggregator, ops.Remembering):
+class GPO(Aggregator, ops.TensorCache):
     """Generalised pooling operator: v_i = Σ_k θ_k · sort_k(x_i), θ = softmax_{k<N}(score(k, N) / T).
 
     ==================  ===========================================================================
@@ -86,7 +86,7 @@ class GPO(Aggregator, ops.Remembering):
             return table()  # no size is asked of the device
         every = distinct.is_cuda and length <= ALL_SIZES
         key = length, None if every else tuple(distinct.tolist())
-        return self.remembered(list(self.generator.parameters()), key, table)
+        return self.cached(list(self.generator.parameters()), key, table)
 
     def _softmax(self, scores: Tensor, sizes: Tensor) -> Tensor:
         """Scores (S or 1, L, K) → coefficients (S, L, K) over the first ``sizes`` ranks."""

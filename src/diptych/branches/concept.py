@@ -70,7 +70,7 @@ UNKNOWN_SPREAD = 0.4  # standard deviation of GloVe's numbers, for a vocabulary 
 
 
 @part
-class ConceptBranch(Branch, ops.Remembering):
+class ConceptBranch(Branch, ops.TensorCache):
     """Each side as a mixture of concept embeddings, weighed by how well they answer its query.
 
     Y = unit(ρ(Ã X W))                                                                       (supp. Eq. 5)
@@ -178,9 +178,7 @@ class ConceptBranch(Branch, ops.Remembering):
 
     def concepts(self) -> Tensor:
         """Y (g, D), unit rows; remembered while searching."""
-        return self.remembered(
-            [*self.layers.parameters(), self.vectors, self.adjacency], None, self._convolve
-        )
+        return self.cached([*self.layers.parameters(), self.vectors, self.adjacency], None, self._convolve)
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the words, in their order."""

@@ -16,7 +16,7 @@ from diptych.data.decode.extra_formats import left_out_by_kind
 from diptych.data.files import find_files
 from diptych.data.problems import Problems
 from diptych.errors import DataError, DiptychError, SettingsError
-from diptych.names import called, first_line, import_plugins
+from diptych.names import call, first_line, import_plugins
 from diptych.registries import READERS
 
 
@@ -124,7 +124,7 @@ def format_named(name: str) -> Format:
     if isinstance(found, Format):
         return found
     if isinstance(found, type):
-        found = called(found, f"the format {name}")
+        found = call(found, f"the format {name}")
     if not (hasattr(found, "matches") and hasattr(found, "read")):
         raise SettingsError(f"the format '{name}' has no reader: give it 'matches' and 'read'.")
     description = READERS.own[name].help if name in READERS.own else first_line(found)

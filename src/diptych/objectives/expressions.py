@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from diptych.errors import SettingsError
-from diptych.names import called, fits
+from diptych.names import call, fits
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.objective import Objective
 from diptych.registries import OBJECTIVES
@@ -181,7 +181,7 @@ def _make(text: str, term: LossTerm, settings: Any, host: Mapping[str, Any]) -> 
                 _refuse(text, term.places[name], f"{name} of {term.name} is {value!r}: give {wanted}.")
         if VIEW in arguments:
             arguments[VIEW] = view_name(str(arguments[VIEW]))
-        made = called(target, f"the objective {term.name}", settings, **{**host, **arguments})
+        made = call(target, f"the objective {term.name}", settings, **{**host, **arguments})
     except SettingsError as error:
         if str(error).startswith("--objective"):
             raise

@@ -29,7 +29,7 @@ from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.hubness import BETA
 from diptych.evaluation.protocols import EvaluationProtocol, rules_of
-from diptych.names import called
+from diptych.names import call
 from diptych.progress import echo
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
@@ -183,7 +183,7 @@ def _evaluators(protocol: str, runs: Sequence[Path], request: EvaluationRequest)
                 f"the protocol {protocol} takes one --data of its own, not {len(folders)}: give one."
             )
         settings = read_run(runs[0])["settings"] if (runs[0] / "run.json").is_file() else {}
-        made = called(
+        made = call(
             found, f"the protocol {protocol}", folders=folders, folder=folders[0] if folders else "",
             strict_images=request.strict_images, ties=request.ties, bootstrap=request.bootstrap,
             column=str(settings.get("label_column", COLUMN)), split_labels=settings.get("split_labels", not settings),
