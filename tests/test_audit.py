@@ -20,7 +20,7 @@ from diptych.audit.mixture import Mixture
 from diptych.cli import main
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.corrections import corrected, data_hash, file_hash, read_corrections, text_names
+from diptych.data.corrections import apply_corrections, data_hash, file_hash, read_corrections, text_names
 from diptych.data.formats import open_captions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import check_corrections, judge_scores, with_matches
@@ -385,7 +385,7 @@ def test_the_command_refuses_in_one_sentence(photos: Path):
 def test_corrected_data_without_a_wrong_pair_are_the_same(photos: Path):
     whole = open_captions(photos)
     file = written(photos.parent, [("p00.png", "p00.png#0", "keep")], data_hash(whole))
-    assert corrected(whole, file).fingerprint() == whole.fingerprint()
+    assert apply_corrections(whole, file).fingerprint() == whole.fingerprint()
 
 
 def test_the_page_is_driven_by_keys_and_saves_corrections_that_are_read_back(photos: Path):

@@ -14,7 +14,7 @@ from small import precomputed
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.corrections import corrupted
+from diptych.data.corrections import add_noise
 from diptych.data.formats import open_captions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.compare import compare
@@ -33,7 +33,7 @@ def pairs() -> Captions:
 
 @pytest.mark.parametrize(("unit", "lost"), [("text", 0.4**PER), ("image", 0.4)])
 def test_drawn_noise_says_how_many_images_lose_all_texts(pairs: Captions, unit: str, lost: float) -> None:
-    noisy, about = corrupted(pairs, f"0.4:{unit}")
+    noisy, about = add_noise(pairs, f"0.4:{unit}")
     assert (about.ratio, about.unit) == (0.4, unit)
     assert about.wrong == pytest.approx(np.mean(noisy.image_of != pairs.image_of))
     assert about.wrong == pytest.approx(0.4, abs=0.005)
@@ -43,14 +43,14 @@ def test_drawn_noise_says_how_many_images_lose_all_texts(pairs: Captions, unit: 
     assert sorted(noisy.image_of) == sorted(pairs.image_of)  # images change places
     assert noisy.texts == pairs.texts
     assert noisy.fingerprint() != pairs.fingerprint()
-    again, other = corrupted(pairs, f"0.4:{unit}"), corrupted(pairs, f"0.2:{unit}")
+    again, other = add_noise(pairs, f"0.4:{unit}"), add_noise(pairs, f"0.2:{unit}")
     assert again[1] == about
     assert (again[0].image_of == noisy.image_of).all()
     assert other[1].hash != about.hash
 
 
 def test_no_noise_changes_nothing(pairs: Captions) -> None:
-    noisy, about = corrupted(pairs, "0:text")
+    noisy, about = add_noise(pairs, "0:text")
     assert (about.wrong, about.lost) == (0, 0)
     assert noisy.fingerprint() == pairs.fingerprint()
 
@@ -63,11 +63,11 @@ def test_a_file_names_the_image_of_each_text_or_of_all_texts_of_an_image(
     images[:600] = np.roll(images[:600], 1)
     for name, content in (("texts.npy", rows), ("images.npy", images), ("both.npy", images[pairs.image_of])):
         np.save(tmp_path / name, content)
-    noisy, about = corrupted(pairs, str(tmp_path / "texts.npy"))
+    noisy, about = add_noise(pairs, str(tmp_path / "texts.npy"))
     assert (noisy.image_of == rows).all()
     assert (about.unit, about.ratio) == ("text", 0.4)
     assert about.hash == hashlib.sha256((tmp_path / "texts.npy").read_bytes()).hexdigest()[:16]
-    found = [corrupted(pairs, str(tmp_path / name)) for name in ("images.npy", "both.npy")]
+    found = [add_noise(pairs, str(tmp_path / name)) for name in ("images.npy", "both.npy")]
     assert (found[0][0].image_of == found[1][0].image_of).all()
     assert [(about.unit, about.ratio, about.lost) for _, about in found] == [("image", 0.3, 0.3)] * 2
 
@@ -87,13 +87,13 @@ def test_a_file_of_other_data_is_refused(
 ) -> None:
     np.save(tmp_path / "noise.npy", content)
     with pytest.raises(DataError, match=word):
-        corrupted(pairs, str(tmp_path / "noise.npy"))
+        add_noise(pairs, str(tmp_path / "noise.npy"))
 
 
 @pytest.mark.parametrize("noise", ["0.4", "0.4:word", "1.5:text", "noise.txt", "-0.1:text"])
 def test_noise_that_is_no_noise_is_refused(pairs: Captions, noise: str) -> None:
     with pytest.raises(SettingsError, match=noise):
-        corrupted(pairs, noise)
+        add_noise(pairs, noise)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 def test_a_run_states_its_noise_and_validates_on_clean_pairs(data: Path, runs: dict[str, Path]) -> None:
     card = json.loads((runs["0.4-text"] / "run.json").read_text())
-    _, about = corrupted(open_captions(data, split="train"), "0.4:text")
+    _, about = add_noise(open_captions(data, split="train"), "0.4:text")
     assert card["noise"] == vars(about)
     clean = json.loads((runs["clean"] / "run.json").read_text())
     assert "noise" not in clean

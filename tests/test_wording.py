@@ -33,7 +33,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.augmentation import PictureAugmentation
 from diptych.data.captions import Captions
 from diptych.data.concepts import word_vectors
-from diptych.data.corrections import corrupted, data_hash
+from diptych.data.corrections import add_noise, data_hash
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.decode.video_files import Video
@@ -156,7 +156,7 @@ def corrections(folder: Path, lines: str) -> Captions:
 
 def noisy(folder: Path, content: Any) -> object:
     """That table with noise of a file."""
-    return corrupted(open_captions(corrected_table(folder)), str(put(folder, "n.npy", content)))
+    return add_noise(open_captions(corrected_table(folder)), str(put(folder, "n.npy", content)))
 
 
 def regions(folder: Path, name: str, content: bytes | None) -> Captions:
@@ -324,9 +324,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: table(p, b"image,text\na.png,x\n", colour="red"),
          "the format 'manifest' has no option 'colour': it has images, empty, image, text, "
          "instances, unlabelled, corrections."),
-        (lambda p: corrupted(open_captions(corrected_table(p)), "0.4"),
+        (lambda p: add_noise(open_captions(corrected_table(p)), "0.4"),
          "--noise is '0.4': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."),
-        (lambda p: corrupted(open_captions(corrected_table(p)), "4:text"),
+        (lambda p: add_noise(open_captions(corrected_table(p)), "4:text"),
          "--noise is '4:text': the ratio is a share of the texts, from 0 to 1."),
         (lambda _: Claim.read("most"),
          "--claimed most is not a number: give 81.7, or image_to_text_recall@1=81.7."),

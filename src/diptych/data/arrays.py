@@ -97,7 +97,7 @@ class ArrayStore:
             raise IndexError(f"rows outside 0…{len(self) - 1}")
         shape = (int(sizes.sum()), *self.shape[1:])
         out = pinned_array(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
-        whole = self._mapped() if self.mapped and self.path is not None else self._array
+        whole = self._map_file() if self.mapped and self.path is not None else self._array
         if whole is not None:
             np.take(whole, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # checked above
             return out
@@ -134,7 +134,7 @@ class ArrayStore:
                 raise self._shorter()
             done += count
 
-    def _mapped(self) -> NDArray[Any]:
+    def _map_file(self) -> NDArray[Any]:
         assert self.path is not None
         if os.fstat(self._open()).st_size < self._start + len(self) * self._row_bytes:
             raise self._shorter()  # reading on would kill the process
@@ -173,10 +173,10 @@ class Span:
         """The bytes; an error where the file has been cut since."""
         with self.path.open("rb") as file:
             file.seek(self.start)
-            found = file.read(self.size)
-        if len(found) < self.size:
+            data = file.read(self.size)
+        if len(data) < self.size:
             raise DataError(f"{self.path} ends early: it was changed while being read, restore it.")
-        return found
+        return data
 
 
 class LazyArray:
@@ -245,8 +245,8 @@ def pinned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     import torch
 
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    held: NDArray[Any] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return held.view(dtype).reshape(shape)
+    buffer: NDArray[Any] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return buffer.view(dtype).reshape(shape)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -254,7 +254,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     try:
         with open(path, "rb") as file:
             version = np.lib.format.read_magic(file)
-            read = (
+            read_shape = (
                 np.lib.format.read_array_header_1_0
                 if version == (1, 0)
                 else np.lib.format.read_array_header_2_0
@@ -262,7 +262,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             with warnings.catch_warnings():
                 # published arrays were written by Python 2, whose headers numpy reads with a warning
                 warnings.simplefilter("ignore", UserWarning)
-                shape, by_columns, dtype = read(file)
+                shape, by_columns, dtype = read_shape(file)
             start = file.tell()
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
@@ -280,10 +280,10 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 def _check_size(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> None:
     expected = start + math.prod(shape) * dtype.itemsize  # of Python's integers, which do not overflow
-    found = path.stat().st_size
-    if found < expected:
+    size = path.stat().st_size
+    if size < expected:
         raise DataError(
-            f"{path} is truncated: shape {shape} of {dtype} needs {expected:,} bytes, it has {found:,}: "
+            f"{path} is truncated: shape {shape} of {dtype} needs {expected:,} bytes, it has {size:,}: "
             "copy or extract it again."
         )
 

@@ -24,7 +24,7 @@ from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError, ImageError
 from diptych.progress import counted
 
-SHOWN = 6  # images that a notebook shows
+PREVIEW_IMAGES = 6  # images that a notebook shows
 
 StoredImage = Image.Image | NDArray[Any]
 """One image as a store gives it: a picture, or the features of one (R, D)."""
@@ -62,20 +62,20 @@ class TextOrder(Protocol):
         ...
 
 
-_ASKED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # what stores gave that do not say it
+_ANSWERS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # what stores gave that do not say it
 
 
 def holds_features(store: Any) -> bool:
     """Whether a store, or a list of images, gives features rather than pictures; no picture is decoded twice for it."""
-    said = getattr(store, "features", None)
-    if said is None:
+    answer = getattr(store, "features", None)
+    if answer is None:
         try:
-            said = _ASKED.get(store)
+            answer = _ANSWERS.get(store)
         except TypeError:  # a list, or another store that cannot be a key
             return _gives_features(store)
-        if said is None:
-            said = _ASKED[store] = _gives_features(store)
-    return bool(said)
+        if answer is None:
+            answer = _ANSWERS[store] = _gives_features(store)
+    return bool(answer)
 
 
 def holds_pictures(store: ImageStore) -> bool:
@@ -160,22 +160,22 @@ class Captions:
 
     def subset(self, rows: Sequence[int]) -> Captions:
         """The given images, in the given order, with their texts in the original text order per image."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        taken = chosen.tolist()
+        selection = np.asarray(rows, dtype=np.int64)
+        numbers = selection.tolist()
         new_row = np.full(len(self.images), -1, dtype=np.int64)
-        new_row[chosen] = np.arange(len(chosen))
-        if (new_row >= 0).sum() != len(chosen):
+        new_row[selection] = np.arange(len(selection))
+        if (new_row >= 0).sum() != len(selection):
             raise DataError(f"{self.name}: a subset names the same image twice.")
         keep = np.flatnonzero(new_row[self.image_of] >= 0)
         keep = keep[np.argsort(new_row[self.image_of[keep]], kind="stable")]  # texts follow their images
         return self.with_texts(
             keep,
             new_row[self.image_of[keep]],
-            images=StoreRows(self.images, chosen),
-            image_ids=[self.image_ids[i] for i in taken],
-            splits=[self.splits[i] for i in taken],
-            labels={k: [v[i] for i in taken] for k, v in self.labels.items()},
-            picture_of=None if self.picture_of is None else first_of_each(self.picture_of[chosen]),
+            images=StoreRows(self.images, selection),
+            image_ids=[self.image_ids[i] for i in numbers],
+            splits=[self.splits[i] for i in numbers],
+            labels={k: [v[i] for i in numbers] for k, v in self.labels.items()},
+            picture_of=None if self.picture_of is None else first_of_each(self.picture_of[selection]),
         )
 
     def with_texts(self, rows: NDArray[np.int64], image_of: NDArray[np.int64], **changes: Any) -> Captions:
@@ -219,11 +219,11 @@ class Captions:
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {count:,}" for name, count in Counter(self.splits).items())
-        held = f"{counted(len(self.images), 'image')}, {counted(len(self.texts), 'text')}"
-        return f"Captions({self.name!r}: {held}; {splits or 'no split'})"
+        counts = f"{counted(len(self.images), 'image')}, {counted(len(self.texts), 'text')}"
+        return f"Captions({self.name!r}: {counts}; {splits or 'no split'})"
 
     def _repr_html_(self) -> str:
-        first = range(min(SHOWN, len(self.images)))
+        first = range(min(PREVIEW_IMAGES, len(self.images)))
         some = self.subset(first)
         texts = [" · ".join(some.texts[n] for n in rows) for rows in some.texts_of()]
         cards = [(_small(self.images, row), self.image_ids[row], texts[row]) for row in first]
@@ -232,17 +232,17 @@ class Captions:
 
 def _small(images: ImageStore, row: int) -> bytes | None:
     try:
-        found = images[row]
+        image = images[row]
     except (DataError, OSError):
         return None
-    return make_thumbnail(found, notebook.SIDE) if isinstance(found, Image.Image) else None
+    return make_thumbnail(image, notebook.SIDE) if isinstance(image, Image.Image) else None
 
 
 def first_of_each(names: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
     """For each row, the first row with the same name."""
     first: dict[Any, int] = {}
-    listed = names.tolist() if isinstance(names, np.ndarray) else names
-    return np.array([first.setdefault(name, row) for row, name in enumerate(listed)], np.int64)
+    values = names.tolist() if isinstance(names, np.ndarray) else names
+    return np.array([first.setdefault(name, row) for row, name in enumerate(values)], np.int64)
 
 
 class StoreRows:

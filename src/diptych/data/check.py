@@ -23,7 +23,7 @@ from diptych.data.problems import AllProblems, Problem
 from diptych.errors import DataError
 from diptych.progress import counted, printable, track
 
-NAMED = 4  # images of a group a message names before it counts the rest
+MOST_NAMES = 4  # images of a group a message names before it counts the rest
 
 
 @dataclass(frozen=True)
@@ -111,39 +111,41 @@ def check(
     **options: Any,
 ) -> CheckReport:
     """Check a data set of any known format; without ``open_images`` only files, counts and texts are."""
-    found = AllProblems()
+    problems = AllProblems()
     path, own = split_options(path)
     options = {**own, **options}
     try:
-        chosen = find(path, format, options)
+        data_format = find(path, format, options)
     except DataError as error:
-        found.raised("format", path, error)
-        return CheckReport(str(path), None, problems=found.all)
-    chosen.refuse_unknown(options)
-    parts = list(_read(chosen, as_path(path), found, options))
+        problems.raised("format", path, error)
+        return CheckReport(str(path), None, problems=problems.all)
+    data_format.refuse_unknown(options)
+    parts = list(_read(data_format, as_path(path), problems, options))
     for captions in parts:
-        _check_texts(captions, found)
-        _check_labels(captions, found)
+        _check_texts(captions, problems)
+        _check_labels(captions, problems)
         if open_images:
-            _check_images(captions, found, show_progress)
+            _check_images(captions, problems, show_progress)
     summary = {name: split for captions in parts for name, split in _summarise(captions).items()}
-    if not summary and not found.all:
-        found.error("empty", path, "there is no image in it", chosen.description)
-    return CheckReport(str(path), chosen.name, summary, list(dict.fromkeys(found.all)))
+    if not summary and not problems.all:
+        problems.error("empty", path, "there is no image in it", data_format.description)
+    return CheckReport(str(path), data_format.name, summary, list(dict.fromkeys(problems.all)))
 
 
-def _read(chosen: Format, place: Path, found: AllProblems, options: dict[str, Any]) -> Iterator[Captions]:
+def _read(
+    data_format: Format, place: Path, problems: AllProblems, options: dict[str, Any]
+) -> Iterator[Captions]:
     """All splits together, then those that are only read by themselves."""
     try:
-        captions = chosen.captions(place, options, found)
+        captions = data_format.captions(place, options, problems)
         yield captions
-        for split in chosen.splits(place) if chosen.splits else ():
+        for split in data_format.splits(place) if data_format.splits else ():
             if split not in captions.splits:
-                alone = chosen.captions(place, {**options, "split": split}, found)
+                alone = data_format.captions(place, {**options, "split": split}, problems)
                 if len(alone.images):
                     yield alone
     except DataError as error:
-        found.raised("unreadable", place, error)
+        problems.raised("unreadable", place, error)
 
 
 def _summarise(captions: Captions) -> dict[str, SplitSummary]:
@@ -155,36 +157,38 @@ def _summarise(captions: Captions) -> dict[str, SplitSummary]:
     return summary
 
 
-def _check_texts(captions: Captions, found: AllProblems) -> None:
+def _check_texts(captions: Captions, problems: AllProblems) -> None:
     name, texts, owner = captions.name, captions.texts, captions.image_of
     without = sorted(set(range(len(captions.images))) - set(owner.tolist()))
     if without and len(without) == len(captions.images):
-        found.warn("no text", name, "no image has a text", "texts are needed to train and evaluate")
+        problems.warn("no text", name, "no image has a text", "texts are needed to train and evaluate")
     for row in without if len(without) < len(captions.images) else ():
-        found.warn("no text", name, f"image {_name(captions, row)} has no text")
+        problems.warn("no text", name, f"image {_name(captions, row)} has no text")
     exact = groups(texts)
     for places in exact:
         rows = sorted({int(owner[place]) for place in places})
-        repeated = Counter(int(owner[place]) for place in places)
-        for row in (row for row, times in repeated.items() if times > 1):
-            found.warn("repeated text", name, f"image {_name(captions, row)} has '{texts[places[0]]}' twice")
+        times_of = Counter(int(owner[place]) for place in places)
+        for row in (row for row, times in times_of.items() if times > 1):
+            problems.warn(
+                "repeated text", name, f"image {_name(captions, row)} has '{texts[places[0]]}' twice"
+            )
         if len(rows) > 1:
-            found.warn("duplicate text", name, f"'{texts[places[0]]}' belongs to {_names(captions, rows)}")
+            problems.warn("duplicate text", name, f"'{texts[places[0]]}' belongs to {_names(captions, rows)}")
     for places in groups(map(normal_text, texts)):
         forms = list(dict.fromkeys(texts[place] for place in places))
         rows = sorted({int(owner[place]) for place in places})
         if len(forms) > 1:
-            said = " and ".join(f"'{form}'" for form in forms[:2])
-            found.warn("near-duplicate text", name, f"{said} say the same, of {_names(captions, rows)}")
+            both = " and ".join(f"'{form}'" for form in forms[:2])
+            problems.warn("near-duplicate text", name, f"{both} say the same, of {_names(captions, rows)}")
 
 
-def _check_labels(captions: Captions, found: AllProblems) -> None:
+def _check_labels(captions: Captions, problems: AllProblems) -> None:
     for column, values in captions.labels.items():
         for row, value in enumerate(values):
             if not _is_label(value):
-                said = f"image {_name(captions, row)} has {type(value).__name__} {value!r:.60} in column '{column}'"
+                message = f"image {_name(captions, row)} has {type(value).__name__} {value!r:.60} in column '{column}'"
                 expected = "a finite number, a text, true, false, or a list of them, or it is not indexed"
-                found.warn("label", captions.name, said, expected)
+                problems.warn("label", captions.name, message, expected)
 
 
 def _is_label(value: Any, nested: bool = False) -> bool:
@@ -198,9 +202,9 @@ def _is_label(value: Any, nested: bool = False) -> bool:
     return value is None or isinstance(value, str | bool | int)
 
 
-def _check_images(captions: Captions, found: AllProblems, show_progress: bool) -> None:
+def _check_images(captions: Captions, problems: AllProblems, show_progress: bool) -> None:
     name = captions.name
-    opened: list[int] = []
+    readable: list[int] = []
     keys: list[str] = []
     looks: list[Look] = []
     for row in track(range(len(captions.images)), "opening images", show=show_progress):
@@ -208,34 +212,34 @@ def _check_images(captions: Captions, found: AllProblems, show_progress: bool) -
             item = captions.images[row]
             key = captions.images.content_key(row)
         except DataError as error:
-            found.raised("unreadable image", f"{name}, image {_name(captions, row)}", error)
+            problems.raised("unreadable image", f"{name}, image {_name(captions, row)}", error)
             continue
         if isinstance(item, Image.Image):
             looks.append(Look.of(item))
         elif not np.isfinite(item).all():
-            found.error("features", name, f"image {_name(captions, row)} has features that are not finite")
-        opened.append(row)
+            problems.error("features", name, f"image {_name(captions, row)} has features that are not finite")
+        readable.append(row)
         keys.append(key)
     for places in groups(keys):
-        rows = [opened[place] for place in places]
+        rows = [readable[place] for place in places]
         if across(rows, captions.splits):
             message = f"one image is in several splits, as {_names(captions, rows)}"
-            found.error("in two splits", name, message, "leave it in one of them")
+            problems.error("in two splits", name, message, "leave it in one of them")
         else:
-            found.warn("duplicate image", name, f"{_names(captions, rows)} are the same image")
-    if len(looks) < len(opened):
+            problems.warn("duplicate image", name, f"{_names(captions, rows)} are the same image")
+    if len(looks) < len(readable):
         return  # features, not pictures
     first: dict[str, int] = {}
     for place, key in enumerate(keys):
         first.setdefault(key, place)
     once = list(first.values())
     for group in near_groups([looks[place] for place in once], show_progress):
-        rows = [opened[once[place]] for place in group]
+        rows = [readable[once[place]] for place in group]
         if across(rows, captions.splits):
             message = f"{_names(captions, rows)} look the same, in several splits: a leak if they are"
-            found.warn("near-duplicate in two splits", name, message)
+            problems.warn("near-duplicate in two splits", name, message)
         else:
-            found.warn("near-duplicate image", name, f"{_names(captions, rows)} look the same")
+            problems.warn("near-duplicate image", name, f"{_names(captions, rows)} look the same")
 
 
 def _name(captions: Captions, row: int) -> str:
@@ -243,7 +247,7 @@ def _name(captions: Captions, row: int) -> str:
 
 
 def _names(captions: Captions, rows: Sequence[int]) -> str:
-    named = [_name(captions, row) for row in rows[:NAMED]]
-    if len(rows) > NAMED:
-        named.append(f"{len(rows) - NAMED} more")
-    return "image " + named[0] if len(named) == 1 else f"images {', '.join(named[:-1])} and {named[-1]}"
+    names = [_name(captions, row) for row in rows[:MOST_NAMES]]
+    if len(rows) > MOST_NAMES:
+        names.append(f"{len(rows) - MOST_NAMES} more")
+    return "image " + names[0] if len(names) == 1 else f"images {', '.join(names[:-1])} and {names[-1]}"

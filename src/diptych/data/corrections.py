@@ -30,7 +30,7 @@ from diptych.errors import DataError, SettingsError
 from diptych.progress import counted
 
 COLUMNS = ("image_id", "text_id", "verdict", "by", "data")
-_DRAWN = re.compile(r"(\d*\.?\d+):(text|image)")
+_RATIO = re.compile(r"(\d*\.?\d+):(text|image)")
 VERDICTS = ("keep", "wrong", "unsure", "matches")
 
 
@@ -58,17 +58,17 @@ def read_corrections(path: str | Path) -> list[Correction]:
             rows = [Correction(*(row[name] or "" for name in COLUMNS)) for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as corrections ({error}): check the file.") from error
-    found: dict[tuple[str, str], Correction] = {}
+    first_of: dict[tuple[str, str], Correction] = {}
     for row in rows:
         if row.verdict not in VERDICTS:
             raise DataError(f"{path} has the verdict '{row.verdict}': use {', '.join(VERDICTS)}.")
-        before = found.setdefault((row.image_id, row.text_id), row)
+        before = first_of.setdefault((row.image_id, row.text_id), row)
         if before.verdict != row.verdict:
             raise DataError(
                 f"{path} says both '{before.verdict}' and '{row.verdict}' of image '{row.image_id}' and text "
                 f"'{row.text_id}': keep one of them."
             )
-    return list(found.values())
+    return list(first_of.values())
 
 
 def text_names(captions: Captions) -> list[str]:
@@ -76,11 +76,11 @@ def text_names(captions: Captions) -> list[str]:
     own = captions.text_ids
     if own is not None and len(set(own)) == len(own):
         return list(own)
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     names = []
     for image in captions.image_of.tolist():
-        names.append(f"{captions.image_ids[image]}#{seen[image]}")
-        seen[image] += 1
+        names.append(f"{captions.image_ids[image]}#{counts[image]}")
+        counts[image] += 1
     return names
 
 
@@ -126,28 +126,30 @@ def corrections_of(captions: Captions, path: str | Path) -> list[Correction]:
     return corrections
 
 
-def corrected(captions: Captions, path: str | Path) -> Captions:
+def apply_corrections(captions: Captions, path: str | Path) -> Captions:
     """The data without the pairs that a file calls wrong; an image that loses all its texts goes with them."""
     corrections = corrections_of(captions, path)
     row_of = check_ids(corrections, captions, path)
     wrong = [row_of[one.text_id] for one in corrections if one.verdict == "wrong"]
-    kept = np.setdiff1d(np.arange(len(captions.texts)), wrong)
-    gone = set(captions.image_of[wrong].tolist()) - set(captions.image_of[kept].tolist())
+    texts = np.setdiff1d(np.arange(len(captions.texts)), wrong)
+    textless = set(captions.image_of[wrong].tolist()) - set(captions.image_of[texts].tolist())
     note = f"{path}: {counted(len(wrong), 'wrong pair')} left out."
-    smaller = with_pairs(captions, kept, captions.image_of[kept], note)
+    smaller = with_pairs(captions, texts, captions.image_of[texts], note)
     return (
-        smaller.subset([row for row in range(len(captions.images)) if row not in gone]) if gone else smaller
+        smaller.subset([row for row in range(len(captions.images)) if row not in textless])
+        if textless
+        else smaller
     )
 
 
 def with_pairs(
-    captions: Captions, kept: NDArray[np.int64], image_of: NDArray[np.int64], note: str
+    captions: Captions, texts: NDArray[np.int64], image_of: NDArray[np.int64], note: str
 ) -> Captions:
     """The same images with some of the texts, each with the image given for it."""
     notes = (*captions.notes, note)
-    if len(kept) == len(captions.texts):
+    if len(texts) == len(captions.texts):
         return replace(captions, image_of=image_of, notes=notes)
-    return captions.with_texts(kept, image_of, notes=notes)
+    return captions.with_texts(texts, image_of, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -179,42 +181,42 @@ class Noise:
         )
 
 
-def corrupted(captions: Captions, noise: str) -> tuple[Captions, Noise]:
+def add_noise(captions: Captions, noise: str) -> tuple[Captions, Noise]:
     """A training split with noise, a file or RATIO:text or RATIO:image, and what that did to it.
 
     What is drawn depends on the data and the ratio alone: runs of other seeds train on the same pairs.
     """
     own = captions.image_of
-    found, digest, drawn = _noisy(captions, noise)
-    images, keeping = np.unique(own), np.unique(own[found == own])
-    wrong = float(np.mean(found != own)) if len(own) else 0.0
+    new_owner, digest, drawn = _noisy(captions, noise)
+    images, intact = np.unique(own), np.unique(own[new_owner == own])
+    wrong = float(np.mean(new_owner != own)) if len(own) else 0.0
     owners = np.zeros(len(captions.images), np.int64)
-    owners[own] = found  # for each image, that of its last text
-    together = len(images) < len(own) and bool((owners[own] == found).all())
+    owners[own] = new_owner  # for each image, that of its last text
+    together = len(images) < len(own) and bool((owners[own] == new_owner).all())
     ratio, unit = drawn or (round(wrong, 2), "image" if together else "text")
-    about = Noise(noise, ratio, unit, wrong, (len(images) - len(keeping)) / max(1, len(images)), digest)
+    about = Noise(noise, ratio, unit, wrong, (len(images) - len(intact)) / max(1, len(images)), digest)
     every = np.arange(len(own))
-    return with_pairs(captions, every, found, f"noise in the training pairs: {about}."), about
+    return with_pairs(captions, every, new_owner, f"noise in the training pairs: {about}."), about
 
 
 def _noisy(captions: Captions, noise: str) -> tuple[NDArray[np.int64], str, tuple[float, str] | None]:
     """The image of each text, a hash of where it is from, and the ratio and unit where it was drawn."""
-    drawn, path = _DRAWN.fullmatch(noise), Path(noise).expanduser()
-    if drawn is None and path.suffix != ".npy":
+    match, path = _RATIO.fullmatch(noise), Path(noise).expanduser()
+    if match is None and path.suffix != ".npy":
         raise SettingsError(
             f"--noise is '{noise}': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."
         )
-    if drawn is None:
+    if match is None:
         rows = _rows_of_file(captions, path)
         return rows, hashlib.sha256(path.read_bytes()).hexdigest()[:16], None
-    ratio, unit, own = float(drawn[1]), drawn[2], captions.image_of
+    ratio, unit, own = float(match[1]), match[2], captions.image_of
     if ratio > 1:
         raise SettingsError(f"--noise is '{noise}': the ratio is a share of the {unit}s, from 0 to 1.")
     rng = np.random.default_rng(0)
     owners = np.arange(len(captions.images)) if unit == "image" else own.copy()
     units = np.unique(own) if unit == "image" else np.arange(len(own))
-    moved = rng.permutation(units)[: int(ratio * len(units))]
-    owners[moved] = rng.permutation(owners[moved])
+    places = rng.permutation(units)[: int(ratio * len(units))]
+    owners[places] = rng.permutation(owners[places])
     rows = owners[own] if unit == "image" else owners
     return rows, hashlib.sha256(rows.tobytes()).hexdigest()[:16], (ratio, unit)
 

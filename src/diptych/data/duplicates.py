@@ -29,7 +29,7 @@ def groups(keys: Iterable[Hashable]) -> list[list[int]]:
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         places[key].append(place)
-    return [found for found in places.values() if len(found) > 1]
+    return [rows for rows in places.values() if len(rows) > 1]
 
 
 def normal_text(text: str) -> str:
@@ -71,7 +71,7 @@ def near_groups(looks: Sequence[Look], show_progress: bool = True) -> list[list[
     """Places of pictures chained by near pairs; plain pictures are left out."""
     bits = np.asarray([look.bits for look in looks], dtype=np.uint64).reshape(-1, 4)
     busy = np.flatnonzero(np.bitwise_count(bits).sum(axis=1) >= FLAT_BITS)
-    compared = bits[busy]
+    codes = bits[busy]
     leader = np.arange(len(looks))
 
     def find(row: int) -> int:
@@ -79,9 +79,9 @@ def near_groups(looks: Sequence[Look], show_progress: bool = True) -> list[list[
             row = int(leader[row])
         return row
 
-    starts = range(0, len(compared), BLOCK)
+    starts = range(0, len(codes), BLOCK)
     for start in track(starts, "comparing images", show=show_progress):
-        block, others = compared[start : start + BLOCK], compared[start:]
+        block, others = codes[start : start + BLOCK], codes[start:]
         distance = np.zeros((len(block), len(others)), dtype=np.uint16)
         for word in range(bits.shape[1]):
             distance += np.bitwise_count(block[:, word, None] ^ others[None, :, word])

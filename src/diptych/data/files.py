@@ -38,7 +38,7 @@ MOST_NAMES = 1_000_000  # largest number of names in a brace pattern
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 CACHES = frozenset({"__pycache__", "node_modules"})  # beside hidden ones such as .cache
 ENVIRONMENT_FILE = "pyvenv.cfg"  # in the folder of a virtual environment
-SHOWN = 3  # names in a sentence about folders
+FEW_NAMES = 3  # names in a sentence about folders
 WHOLE = 64 * 1024  # content up to this size is hashed whole
 PAGE = 16 * 1024  # four pages of this size are hashed of larger compressed files
 
@@ -63,14 +63,14 @@ def read_lines(path: Path, problems: Problems) -> list[str | None]:
 def read_object(text: str, where: object, problems: Problems, expected: str) -> dict[str, Any] | None:
     """The JSON object of a line or a small file, or None after its fault was reported."""
     try:
-        found = parse_json(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         problems.error("json", where, f"not JSON ({error.msg} at {place})", expected)
         return None
-    if isinstance(found, dict):
-        return found
-    problems.error("json", where, f"it holds a {type(found).__name__}", expected)
+    if isinstance(value, dict):
+        return value
+    problems.error("json", where, f"it holds a {type(value).__name__}", expected)
     return None
 
 
@@ -142,7 +142,7 @@ def left_out_folders(names: Sequence[str]) -> list[str]:
     """A sentence that counts the folders that ``find_files`` left out, none where there are none."""
     if not names:
         return []
-    few = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    few = ", ".join(names[:FEW_NAMES]) + (", …" if len(names) > FEW_NAMES else "")
     return [f"left out {counted(len(names), 'folder')} of hidden files, caches or environments: {few}."]
 
 
@@ -157,26 +157,26 @@ def named_files(path: Path, ends: tuple[str, ...]) -> list[Path]:
         return []
     if path.exists():
         return [path]
-    named = dict.fromkeys(expand(str(path)))  # braces inside braces name some files twice
-    found = [Path(name) for pattern in named for name in (sorted(glob.glob(pattern)) or [pattern])]
-    return found if any(file.exists() for file in found) else []
+    patterns = dict.fromkeys(expand(str(path)))  # braces inside braces name some files twice
+    files = [Path(name) for pattern in patterns for name in (sorted(glob.glob(pattern)) or [pattern])]
+    return files if any(file.exists() for file in files) else []
 
 
 def expand(pattern: str) -> Iterator[str]:
     """Names of a brace pattern: ``{0000..0009}`` counts with the zeros kept, ``{train,val}`` chooses."""
-    found = _BRACES.search(pattern)
-    if found is None:
+    match = _BRACES.search(pattern)
+    if match is None:
         yield pattern
         return
-    first, last, choice_list = found.groups()
+    first, last, choice_list = match.groups()
     if first is None:
         choices = choice_list.split(",")
     else:
         if max(len(first), len(last)) > 18 or int(last) - int(first) >= MOST_NAMES:
-            raise DataError(f"the pattern {found.group()[:60]} names over {MOST_NAMES:,} files: shorten it.")
+            raise DataError(f"the pattern {match.group()[:60]} names over {MOST_NAMES:,} files: shorten it.")
         choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     for choice in choices:
-        yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])
+        yield from expand(pattern[: match.start()] + choice + pattern[match.end() :])
 
 
 def json_files(path: Path, is_one: Callable[[Path], bool], pattern: str = "*.json") -> list[Path]:

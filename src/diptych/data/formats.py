@@ -80,8 +80,8 @@ COLUMNS = ("image", "text")
 
 FURTHER = {
     "instances": ("diptych.data.labels", "with_instances"),
-    "unlabelled": ("diptych.data.labels", "labelled"),
-    "corrections": ("diptych.data.corrections", "corrected"),
+    "unlabelled": ("diptych.data.labels", "drop_unlabelled"),
+    "corrections": ("diptych.data.corrections", "apply_corrections"),
 }
 """Options of every format: the folder of COCO's instance annotations, what to do with images without a label, and a
 file of corrections (``data.corrections``), which is about the whole data set."""
@@ -93,16 +93,16 @@ def formats() -> list[Format]:
     return [format_named(name) for name in sorted(READERS, key=lambda name: name in READERS.own)]
 
 
-def _matching(place: Path) -> Iterator[Format]:
+def _formats_of(place: Path) -> Iterator[Format]:
     """The formats of a path, in the order they are tried; a reader whose signs are not there is not imported."""
     import_plugins()
     names = _names(place)
     for name in sorted(READERS, key=lambda name: name in READERS.own):
         signs = READERS.own[name].signs if name in READERS.own else ()
         if not signs or any(one.endswith(signs) for one in names):
-            found = format_named(name)
-            if found.matches(place):
-                yield found
+            entry = format_named(name)
+            if entry.matches(place):
+                yield entry
 
 
 def _names(place: Path) -> list[str]:
@@ -120,16 +120,16 @@ def format_named(name: str) -> Format:
     A reader is a ``Format``, or a module or object with ``matches``, ``read`` and, if one split can be read alone,
     ``parts``.
     """
-    found = READERS.find(name)
-    if isinstance(found, Format):
-        return found
-    if isinstance(found, type):
-        found = call(found, f"the format {name}")
-    if not (hasattr(found, "matches") and hasattr(found, "read")):
+    reader = READERS.find(name)
+    if isinstance(reader, Format):
+        return reader
+    if isinstance(reader, type):
+        reader = call(reader, f"the format {name}")
+    if not (hasattr(reader, "matches") and hasattr(reader, "read")):
         raise SettingsError(f"the format '{name}' has no reader: give it 'matches' and 'read'.")
-    description = READERS.own[name].help if name in READERS.own else first_line(found)
-    splits, options = getattr(found, "parts", None), getattr(found, "options", None)
-    return Format(name, description, found.matches, found.read, splits, options)
+    description = READERS.own[name].help if name in READERS.own else first_line(reader)
+    splits, options = getattr(reader, "parts", None), getattr(reader, "options", None)
+    return Format(name, description, reader.matches, reader.read, splits, options)
 
 
 def open_captions(
@@ -152,19 +152,19 @@ def open_captions(
     """
     path, own = split_options(path)
     options = {**own, **options}
-    found = find(path, format, options)
-    found.refuse_unknown(options)
-    if split is not None and found.splits is not None and "corrections" not in options:
+    data_format = find(path, format, options)
+    data_format.refuse_unknown(options)
+    if split is not None and data_format.splits is not None and "corrections" not in options:
         options["split"] = canonical_split(split)
-    captions = found.captions(as_path(path), options, problems)
+    captions = data_format.captions(as_path(path), options, problems)
     return captions if split is None else captions.split(canonical_split(split))
 
 
 def separate_splits(path: str | Path) -> list[str]:
     """The splits of a path that can be read one by one, without the files of the others; none in most formats."""
     place, options = split_options(path)
-    found = find(place, None, options)
-    return [] if found.splits is None else list(found.splits(as_path(place)))
+    data_format = find(place, None, options)
+    return [] if data_format.splits is None else list(data_format.splits(as_path(place)))
 
 
 _OPTIONS = re.compile(r"(?P<path>.+?)\?(?P<options>\w+=[^&?]*(&\w+=[^&?]*)*)$")
@@ -172,14 +172,14 @@ _OPTIONS = re.compile(r"(?P<path>.+?)\?(?P<options>\w+=[^&?]*(&\w+=[^&?]*)*)$")
 
 def split_options(path: str | Path) -> tuple[str | Path, dict[str, Any]]:
     """A path and the options behind it, ``PATH?name=value&name=value``: numbers and true or false as such."""
-    found = _OPTIONS.match(str(path))
-    if found is None or Path(path).exists():
+    match = _OPTIONS.match(str(path))
+    if match is None or Path(path).exists():
         return path, {}
     options: dict[str, Any] = {}
-    for name, value in (pair.split("=", 1) for pair in found["options"].split("&")):
+    for name, value in (pair.split("=", 1) for pair in match["options"].split("&")):
         if options.setdefault(name, _plain(value)) != _plain(value):
             raise DataError(f"{path} gives {name} twice: give it once.")
-    return found["path"], options
+    return match["path"], options
 
 
 def _plain(text: str) -> Any:
@@ -190,7 +190,7 @@ def _plain(text: str) -> Any:
 
 def recognise(path: str | Path) -> str | None:
     """The name of the format a path holds, or None."""
-    return next((entry.name for entry in _matching(as_path(path))), None)
+    return next((entry.name for entry in _formats_of(as_path(path))), None)
 
 
 def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] | None = None) -> Format:
@@ -210,7 +210,7 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
 
         if manifest.tables(place):
             return format_named("manifest")
-    found = next(_matching(place), None)
+    found = next(_formats_of(place), None)
     if found is not None:
         return found
     if not place.exists():

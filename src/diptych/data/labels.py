@@ -23,7 +23,7 @@ from diptych.storage import MODEL, parse_json
 
 COLUMN = "labels"  # the column of a manifest that holds the labels of an image
 SEPARATORS = ";|"  # between the labels of one cell
-NAMED = 5  # labels or items a message names before it counts the rest
+MOST_NAMES = 5  # labels or items a message names before it counts the rest
 
 
 @part
@@ -60,7 +60,7 @@ class Labels:
                     whose = f"item {row}" if ids is None else f"'{ids[row]}'"
                     raise DataError(
                         f"the label '{name}' of {whose} was not seen in training: the model knows "
-                        f"{_listing(self.names)}; remove the label, or train on data that have it."
+                        f"{_list(self.names)}; remove the label, or train on data that have it."
                     )
                 rows[row, self._columns[name]] = 1
         return rows
@@ -92,22 +92,22 @@ def item_labels(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> list[
     without = [captions.image_ids[row] for row, item in enumerate(items) if not item]
     if without:
         raise DataError(
-            f"{captions.name}: {len(without)} of {len(items)} images have no label ({_listing(without)}): give each at "
+            f"{captions.name}: {len(without)} of {len(items)} images have no label ({_list(without)}): give each at "
             "least one, or leave them out with '?unlabelled=drop' behind the path of the data."
         )
     return items
 
 
-def labelled(captions: Captions, unlabelled: str) -> Captions:
+def drop_unlabelled(captions: Captions, unlabelled: str) -> Captions:
     """The data without the images that have no label in the column ``labels`` (``unlabelled="drop"``)."""
     one_of(unlabelled, "unlabelled", Literal["error", "drop"])
     if unlabelled == "error" or COLUMN not in captions.labels:
         item_labels(captions)
         return captions
-    kept = [row for row, value in enumerate(captions.labels[COLUMN]) if any(_names(value))]
-    if not kept:
+    rows = [row for row, value in enumerate(captions.labels[COLUMN]) if any(_names(value))]
+    if not rows:
         raise DataError(f"{captions.name}: no image has a label: check its column '{COLUMN}'.")
-    return captions.subset(kept)
+    return captions.subset(rows)
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -127,9 +127,9 @@ def _names(value: Any) -> Iterator[str]:
     yield from filter(None, (name.strip() for name in re.split(f"[{SEPARATORS}]", text)))
 
 
-def _listing(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(f"'{name}'" for name in names[:NAMED]) + more
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(f"'{name}'" for name in names[:MOST_NAMES]) + more
 
 
 def class_sets(captions: Captions, column: str = COLUMN, split: bool = True) -> list[tuple[str, ...]]:
@@ -259,13 +259,13 @@ def _far_from(centres: Signs, rng: np.random.Generator) -> Signs:
     """One balanced code, the best of the draws by its least and then by its mean distance to ``centres``."""
     bits = centres.shape[1]
     balanced = np.repeat(np.array([-1, 1], np.int8), bits // 2)
-    best, found = balanced, (-1.0, -1.0)
+    best, best_quality = balanced, (-1.0, -1.0)
     for _ in range(REDRAWS):
         code = rng.permutation(balanced)
         distances = (bits - centres.astype(np.int64) @ code) / 2
         quality = float(distances.min()), float(distances.mean())
-        if quality > found:
-            best, found = code, quality
+        if quality > best_quality:
+            best, best_quality = code, quality
         if quality[0] > bits / 4 and quality[1] >= bits / 2:
             break
     return best
@@ -276,13 +276,13 @@ _NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
 
 def with_instances(captions: Captions, place: str | Path, problems: Problems = STOP) -> Captions:
     """The same data with the column ``labels``: the names of the categories, each once; none where COCO marks none."""
-    found = read_instances(Path(place).expanduser(), problems)
+    names_of = read_instances(Path(place).expanduser(), problems)
     labels = []
     for image_id in captions.image_ids:
         number = _NUMBER.search(image_id)
         if number is None:
             raise DataError(f"{captions.name}: '{image_id}' has no COCO number: use COCO's images.")
-        labels.append(found.get(int(number[1]), ()))
+        labels.append(names_of.get(int(number[1]), ()))
     if not any(labels):
         raise DataError(f"{place} labels none of {len(labels)} images of {captions.name}: use one release.")
     return replace(captions, labels={**captions.labels, COLUMN: labels})

@@ -17,7 +17,7 @@ from diptych.progress import counted, echo, track
 from diptych.storage import MODEL, write_text
 
 Severity = Literal["error", "warning"]
-NAMED = 3  # missing files an error names before it counts the rest
+MOST_FILES = 3  # missing files an error names before it counts the rest
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Problems:
     def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
         """Report images named by ``where`` but absent from the disk: one error that names the first few."""
         if files:
-            named = ", ".join(files[:NAMED]) + (", ..." if len(files) > NAMED else "")
-            self.error("missing image", where, f"{len(files)} of {total} images are missing ({named})", hint)
+            few = ", ".join(files[:MOST_FILES]) + (", ..." if len(files) > MOST_FILES else "")
+            self.error("missing image", where, f"{len(files)} of {total} images are missing ({few})", hint)
 
 
 STOP = Problems()
@@ -118,7 +118,7 @@ class Absent(ToBeLeftOut):
     keeps_missing = False
 
 
-LISTED = 10  # pictures that a message names before it counts the rest
+MOST_PICTURES = 10  # pictures that a message names before it counts the rest
 OPENERS = 2  # threads that try pictures
 FILE = "unreadable.txt"
 
@@ -140,27 +140,27 @@ class LeftOut:
                 f"none of the {len(failed)} images of {captions.name} could be read; the first, "
                 f"{captions.image_ids[row]}: {failed[row]}"
             )
-        kept = captions.subset([row for row in range(len(captions.images)) if row not in failed])
+        rest = captions.subset([row for row in range(len(captions.images)) if row not in failed])
         self.reasons |= {str(captions.image_ids[row]): reason for row, reason in failed.items()}
-        self.texts += len(captions.texts) - len(kept.texts)
-        return kept
+        self.texts += len(captions.texts) - len(rest.texts)
+        return rest
 
     def draw(self, captions: Captions, rows: Sequence[int], count: int) -> list[int]:
         """The first ``count`` of these rows whose image can be read; those before them that cannot are noted."""
-        drawn: list[int] = []
+        readable: list[int] = []
         failed: dict[int, str] = {}
         for row in rows:
-            if len(drawn) == count:
+            if len(readable) == count:
                 break
             try:
                 captions.images[row]
-                drawn.append(row)
+                readable.append(row)
             except (ImageError, OSError) as error:
                 failed[row] = reason_of(error)
         self.add(captions, failed)
-        if failed and not drawn:
+        if failed and not readable:
             raise DataError(f"no image of {captions.name} with a text can be read: see diptych data check.")
-        return drawn
+        return readable
 
     def lines(self, total: int) -> list[str]:
         """What to tell the user, the first few by name; empty where nothing was left out."""
@@ -168,15 +168,15 @@ class LeftOut:
             return []
         count = len(self.reasons)
         texts = f", with {counted(self.texts, 'text')}" if self.texts else ""
-        said = [f"left out {count:,} of {total:,} pictures, which cannot be read{texts}:"]
-        said += [f"  {id}: {reason}" for id, reason in list(self.reasons.items())[:LISTED]]
-        return said + ([f"  … and {count - LISTED:,} more"] if count > LISTED else [])
+        lines = [f"left out {count:,} of {total:,} pictures, which cannot be read{texts}:"]
+        lines += [f"  {id}: {reason}" for id, reason in list(self.reasons.items())[:MOST_PICTURES]]
+        return lines + ([f"  … and {count - MOST_PICTURES:,} more"] if count > MOST_PICTURES else [])
 
     def tell(self, total: int, where: Path | None = None, *, advice: bool = True) -> None:
         """Say it on standard error; ``where`` is the file that lists all, ``advice`` how to stop instead."""
         if lines := self.lines(total):
-            listed = f"all are listed in {where}; " if where is not None else ""
-            lines += [f"{listed}use --strict_images to stop at the first"] * advice
+            place = f"all are listed in {where}; " if where is not None else ""
+            lines += [f"{place}use --strict_images to stop at the first"] * advice
             echo("\n".join(lines), err=True)
 
     def save(self, folder: Path) -> None:
@@ -216,5 +216,7 @@ def undecodable(store: ImageStore, *, show_progress: bool = True) -> dict[int, s
             return row, reason_of(error)
         return row, ""
 
-    tried = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
-    return {row: reason for row, reason in track(tried, "open pictures", len(store), show_progress) if reason}
+    faults = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
+    return {
+        row: reason for row, reason in track(faults, "open pictures", len(store), show_progress) if reason
+    }

@@ -55,16 +55,16 @@ class ProcessedPixels(ImageInput):
         pictures = pictures_of(items)
         if not pictures:
             return stack_features(items)
-        return np.stack([self._prepared(picture) for picture in pictures])
+        return np.stack([self._prepare(picture) for picture in pictures])
 
-    def _prepared(self, picture: Image.Image) -> NDArray[np.float32]:
+    def _prepare(self, picture: Image.Image) -> NDArray[np.float32]:
         image = to_rgb(picture)
         image = image.resize(self._target(image.size), self.filter)
         if self.crop is not None:
             height, width = self.crop
             left, top = self._offset(image.width - width), self._offset(image.height - height)
             image = image.crop((left, top, left + width, top + height))
-        return _normalised(image, self._scale, self._mean, self._std)
+        return _normalise(image, self._scale, self._mean, self._std)
 
     def _target(self, size: tuple[int, int]) -> tuple[int, int]:
         if not isinstance(self.size, int):
@@ -109,7 +109,7 @@ class PatchedPixels(ImageInput):
         side = self.patch_size
         rows, columns = _grid(picture.height, picture.width, side, self.max_patches)
         image = to_rgb(picture).resize((columns * side, rows * side), self.filter)
-        pixels = _normalised(image, self._scale, self._mean, self._std)  # (3, H, W)
+        pixels = _normalise(image, self._scale, self._mean, self._std)  # (3, H, W)
         cells = pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 2, 4, 0)
         shape = np.broadcast_to(np.array([rows, columns], dtype=np.float32), (rows * columns, 2))
         return np.concatenate([cells.reshape(rows * columns, -1), shape], axis=1)
@@ -120,10 +120,10 @@ def processor_input(processor: Mapping[str, Any], image_size: int) -> ProcessedP
 
     ``image_size`` is what the model was trained with, for a processor that names no size.
     """
-    normalised = bool(processor.get("do_normalize", True))
+    normalise = bool(processor.get("do_normalize", True))
     colours: dict[str, Any] = {
-        "mean": list(processor.get("image_mean") or HALF) if normalised else [0.0, 0.0, 0.0],
-        "std": list(processor.get("image_std") or HALF) if normalised else [1.0, 1.0, 1.0],
+        "mean": list(processor.get("image_mean") or HALF) if normalise else [0.0, 0.0, 0.0],
+        "std": list(processor.get("image_std") or HALF) if normalise else [1.0, 1.0, 1.0],
         "scale": float(processor.get("rescale_factor", BYTE)) if processor.get("do_rescale", True) else 1.0,
     }
     if "max_num_patches" in processor:
@@ -164,7 +164,7 @@ def _grid(height: int, width: int, side: int, most: int) -> tuple[int, int]:
     return cells(height, low), cells(width, low)
 
 
-def _normalised(
+def _normalise(
     image: Image.Image, scale: np.float32, mean: NDArray[np.float32], std: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """(3, H, W)."""

@@ -35,7 +35,7 @@ _PIECE = re.compile(
 _CLITIC = re.compile(r"(?P<stem>.*[^'])(?P<tail>'(?:s|m|d|ll|re|ve)?|n't)")
 _APOSTROPHE = re.compile(r"'(\w+)")
 # what may follow an apostrophe that leans on the word before, so that it opens no quotation
-LEANING = frozenset(["re", "ve", "ll", "m", "t", "s", "d", "n"])
+LEANING_ENDS = frozenset(["re", "ve", "ll", "m", "t", "s", "d", "n"])
 _CONTRACTION = re.compile(r"(can|d|gim|lem|gon|wan|got|more)(not|'ye|me|na|ta|'n)")
 
 
@@ -44,12 +44,12 @@ def tokenize(text: str) -> list[str]:
     chunks = text.lower().split()
     words: list[str] = []
     for number, chunk in enumerate(chunks):
-        following = chunks[number + 1] if number + 1 < len(chunks) else None
-        chunk, period, closers = _final_period(chunk, following)
-        _split(chunk, words, before=" " if number else "^")
+        next_chunk = chunks[number + 1] if number + 1 < len(chunks) else None
+        chunk, period, closers = _final_period(chunk, next_chunk)
+        _split_chunk(chunk, words, before=" " if number else "^")
         if period:
             words.append(".")
-            _split(closers, words, before=".")
+            _split_chunk(closers, words, before=".")
     return words
 
 
@@ -106,24 +106,24 @@ def published_form(words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _final_period(chunk: str, following: str | None) -> tuple[str, bool, str]:
+def _final_period(chunk: str, next_chunk: str | None) -> tuple[str, bool, str]:
     """Take the sentence's period off a chunk: what is before it, whether it was there, the closers after."""
     core = chunk.rstrip(CLOSERS)
     closers = chunk[len(core) :]
     stem = core[:-1]
     if not core.endswith(".") or not stem or stem.endswith("."):
         return chunk, False, ""
-    if following is not None:
+    if next_chunk is not None:
         word = stem.lstrip("([{<\"'`«“‘„")
-        abbreviated = ABBREVIATION.fullmatch(word) is not None
+        abbreviation = ABBREVIATION.fullmatch(word) is not None
         initial = len(word) == 1 and word.isalpha()
         number = word.replace(",", "").replace(".", "").isdigit()
-        if abbreviated or ((initial or number) and following[0].isalpha()):
+        if abbreviation or ((initial or number) and next_chunk[0].isalpha()):
             return chunk, False, ""
     return stem, True, closers
 
 
-def _split(chunk: str, words: list[str], before: str) -> None:
+def _split_chunk(chunk: str, words: list[str], before: str) -> None:
     """Append the words of a chunk that comes after the character ``before`` ("^" = the start of the text)."""
     if chunk.isalpha() and chunk not in CONTRACTIONS:
         words.append(chunk)
@@ -142,8 +142,8 @@ def _split(chunk: str, words: list[str], before: str) -> None:
 
 def _split_word(word: str, words: list[str]) -> None:
     """Append a run of letters, digits and inner marks, its clitics and contractions cut apart."""
-    quoted = _APOSTROPHE.match(word)
-    if quoted and quoted.group(1) not in LEANING:
+    apostrophe = _APOSTROPHE.match(word)
+    if apostrophe and apostrophe.group(1) not in LEANING_ENDS:
         words.append("'")
         word = word[1:]
     clitic = _CLITIC.fullmatch(word)

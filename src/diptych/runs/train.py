@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from diptych import notebook
 from diptych.data.captions import Captions
-from diptych.data.corrections import Noise, corrupted, file_hash
+from diptych.data.corrections import Noise, add_noise, file_hash
 from diptych.data.formats import open_captions, split_options
 from diptych.data.problems import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import describe_device, pick_device
@@ -204,7 +204,7 @@ def noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
     """The splits with noise in the pairs to train on, if any is asked for; those to validate on stay clean."""
     if not noise:
         return parts, None
-    training, about = corrupted(parts[0], noise)
+    training, about = add_noise(parts[0], noise)
     return (training, parts[1]), about
 
 

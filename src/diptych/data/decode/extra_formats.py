@@ -167,15 +167,15 @@ def _open_svg(stream: BinaryIO, label: str) -> Image.Image:
     code = _DRAW.format(path=sys.path, side=SVG_SIDE, bare=b"<text" not in data)
     command = [sys.executable, "-I", "-S", "-c", code, str(SVG_SECONDS), str(SVG_MEMORY)]
     try:  # a few lines of SVG may stand for hours of work, or crash the renderer
-        done = subprocess.run(command, input=data, capture_output=True, timeout=SVG_PATIENCE)
+        result = subprocess.run(command, input=data, capture_output=True, timeout=SVG_PATIENCE)
     except subprocess.TimeoutExpired as error:
         raise ImageError(f"{label} takes too long to draw: simplify it.") from error
-    if done.returncode:
-        said = "it is damaged, or takes more time or memory than one picture may"
-        if done.returncode == 1:
-            said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise ImageError(f"{label} is not an SVG that can be drawn ({said}): replace or remove it.")
-    return Image.open(io.BytesIO(done.stdout), formats=["PNG"])
+    if result.returncode:
+        reason = "it is damaged, or takes more time or memory than one picture may"
+        if result.returncode == 1:
+            reason = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise ImageError(f"{label} is not an SVG that can be drawn ({reason}): replace or remove it.")
+    return Image.open(io.BytesIO(result.stdout), formats=["PNG"])
 
 
 def _open_raw(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image:
@@ -201,9 +201,9 @@ def _preview(raw: Any, rawpy: Any) -> Image.Image | None:
     from PIL import Image
 
     try:
-        found = raw.extract_thumb()
+        thumbnail = raw.extract_thumb()
     except rawpy.LibRawError:  # none, or one in a format of its own
         return None
-    if found.format != rawpy.ThumbFormat.JPEG:
+    if thumbnail.format != rawpy.ThumbFormat.JPEG:
         return None
-    return Image.open(io.BytesIO(found.data), formats=["JPEG"])
+    return Image.open(io.BytesIO(thumbnail.data), formats=["JPEG"])

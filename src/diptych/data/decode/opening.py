@@ -78,7 +78,7 @@ def undecoded(
             f"{label} is not an image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
         ) from error
     except Exception as error:  # a damaged file can make its decoder raise anything at all
-        raise _damaged(label, error) from error
+        raise _damage(label, error) from error
     finally:
         if handle is not None:
             handle.close()
@@ -98,7 +98,7 @@ def to_rgb(image: Image.Image, label: str = "an image") -> Image.Image:
             return _on_white(image)
         return image.convert("RGB")
     except Exception as error:  # see open_image
-        raise _damaged(label, error) from error
+        raise _damage(label, error) from error
 
 
 def open_header(stream: BinaryIO, label: str) -> Image.Image:
@@ -127,11 +127,11 @@ def open_header(stream: BinaryIO, label: str) -> Image.Image:
 
 def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
     """Raise for a PNG with many chunks, or more than one colour profile: Pillow reads, and decompresses, every one."""
-    found, at, chunks = 0, 8, 0
+    profiles, at, chunks = 0, 8, 0
     while head.startswith(b"\x89PNG"):
         stream.seek(at)
         start = stream.read(8)
-        found += start[4:] == b"iCCP"
+        profiles += start[4:] == b"iCCP"
         at += 12 + int.from_bytes(start[:4])
         chunks += 1
         if len(start) < 8 or start[4:] == b"IDAT":
@@ -139,8 +139,10 @@ def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
         if chunks > MAX_CHUNKS:
             raise ImageError(f"{label} is a PNG of more than {MAX_CHUNKS:,} chunks: save it again.")
     stream.seek(0)
-    if found > 1:
-        raise ImageError(f"{label} is a PNG of {found:,} colour profiles, and may have one: save it again.")
+    if profiles > 1:
+        raise ImageError(
+            f"{label} is a PNG of {profiles:,} colour profiles, and may have one: save it again."
+        )
 
 
 def _check_cost(image: Image.Image, stream: BinaryIO, label: str, max_pixels: int) -> None:
@@ -228,7 +230,7 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
     return out
 
 
-def _damaged(label: str, error: Exception) -> ImageError:
+def _damage(label: str, error: Exception) -> ImageError:
     if isinstance(error, MemoryError):
         return ImageError(f"{label} needs more memory to decode than there is for one picture: shrink it.")
     return ImageError(f"{label} is damaged and cannot be decoded ({error}): replace or remove it.")

@@ -99,16 +99,16 @@ class Type:
 class Array:
     """An array under construction, whose shape, type and bytes come later."""
 
-    built: Any = None
+    value: Any = None
 
     def complete(self, state: Any, machine: _Machine) -> None:
         """(version, shape, type, by columns, bytes)."""
         match state:
             # how numpy.save writes a dict: an array without axes whose one item is the dict
             case (_, (), Type("O"), _, list() as items) if len(items) == 1:
-                self.built = items[0]
+                self.value = items[0]
             case (_, shape, Type() as kind, by_columns, source):
-                self.built = machine.lazy_array(source, kind, shape, "F" if by_columns is True else "C")
+                self.value = machine.lazy_array(source, kind, shape, "F" if by_columns is True else "C")
             case _:
                 raise RefusedError("an array is described in an unknown way")
 
@@ -120,7 +120,7 @@ class _Machine:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
         self.size = os.fstat(file.fileno()).st_size
-        self.unclaimed = 2 * self.size  # old protocols decode a string, then make it an array
+        self.allowance = 2 * self.size  # old protocols decode a string, then make it an array
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -144,15 +144,15 @@ class _Machine:
 
     def line(self) -> str:
         """The rest of a line, as the oldest protocol writes its arguments."""
-        found = self.file.readline()
-        if not found.endswith(b"\n"):
+        line = self.file.readline()
+        if not line.endswith(b"\n"):
             raise RefusedError("a line in it does not end")
-        return found[:-1].rstrip(b"\r").decode("latin1")
+        return line[:-1].rstrip(b"\r").decode("latin1")
 
     def claim(self, size: int) -> None:
         """Count bytes that become an array or are decoded: together at most twice the file."""
-        self.unclaimed -= size
-        if self.unclaimed < 0:
+        self.allowance -= size
+        if self.allowance < 0:
             raise RefusedError("it uses one string many times")
 
     def _check(self, size: int) -> None:
@@ -191,9 +191,9 @@ class _Machine:
         """The values above the last mark, taken off with it."""
         for at in range(len(self.stack) - 1, -1, -1):
             if self.stack[at] is _MARK:
-                found = self.stack[at + 1 :]
+                items = self.stack[at + 1 :]
                 del self.stack[at:]
-                return found
+                return items
         raise RefusedError("it closes a list that it did not open")
 
     def append(self, items: list[Any]) -> None:
@@ -232,11 +232,11 @@ class _Machine:
 
     def reduce(self) -> None:
         """A call, of which only those that make arrays are understood; none is made."""
-        called, arguments = self.last(2)
-        meaning = called.meaning if isinstance(called, Name) else "what is not a name"
-        self.stack.append(self._called(meaning, arguments))
+        function, arguments = self.last(2)
+        meaning = function.meaning if isinstance(function, Name) else "what is not a name"
+        self.stack.append(self._call(meaning, arguments))
 
-    def _called(self, meaning: str, arguments: Any) -> Any:
+    def _call(self, meaning: str, arguments: Any) -> Any:
         match meaning, arguments:
             case "_reconstruct", (Name("ndarray"), (0,), _):
                 return Array()
@@ -276,7 +276,7 @@ class _Machine:
         target.complete(state, self)
 
 
-def _bounded(number: int) -> int:
+def _check_bits(number: int) -> int:
     """A number of 64 bits: larger ones have no place in these files, and can be chosen so that a dict becomes slow."""
     if not -(1 << 63) <= number < 1 << 64:
         raise RefusedError("a number of more than 64 bits")
@@ -284,10 +284,10 @@ def _bounded(number: int) -> int:
 
 
 def _whole(text: str) -> int:
-    return _bounded(int(text.removesuffix("L")))
+    return _check_bits(int(text.removesuffix("L")))
 
 
-def _quoted(text: str) -> str:
+def _unquote(text: str) -> str:
     """A string of the oldest protocol, in quotes."""
     text = text.strip()
     if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
@@ -297,26 +297,26 @@ def _quoted(text: str) -> str:
 
 def _load_arrays(root: Any, load: bool) -> Any:
     """The same lists and dicts with arrays in them, ``LazyArray`` or loaded; what occurs twice stays shared."""
-    done: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def walk(value: Any, depth: int) -> Any:
-        if id(value) in done:
-            return done[id(value)]
+        if id(value) in results:
+            return results[id(value)]
         if depth > DEEPEST:  # also a list that contains itself
             raise RefusedError(f"lists and dicts are more than {DEEPEST} deep")
         match value:
             case Array():
-                found = walk(value.built, depth + 1)
+                result = walk(value.value, depth + 1)
             case dict():
-                found = {key: walk(item, depth + 1) for key, item in value.items()}
+                result = {key: walk(item, depth + 1) for key, item in value.items()}
             case list() | tuple():
-                found = type(value)([walk(item, depth + 1) for item in value])
+                result = type(value)([walk(item, depth + 1) for item in value])
             case Span() | Name() | Type():
                 raise RefusedError("a value in it is neither a number, a text nor an array")
             case _:
-                found = value.load() if load and isinstance(value, LazyArray) else value
-        done[id(value)] = found
-        return found
+                result = value.load() if load and isinstance(value, LazyArray) else value
+        results[id(value)] = result
+        return result
 
     return walk(root, 0)
 
@@ -363,9 +363,9 @@ _STEPS: dict[bytes, Callable[[_Machine, Any], Any]] = {
     b"\x89": lambda m, _: m.stack.append(False),
     b"I": lambda m, text: m.stack.append(text == "01" if text in ("00", "01") else _whole(text)),
     b"L": lambda m, text: m.stack.append(_whole(text)),
-    b"\x8a": lambda m, size: m.stack.append(_bounded(int.from_bytes(m.take(size), "little", signed=True))),
+    b"\x8a": lambda m, size: m.stack.append(_check_bits(int.from_bytes(m.take(size), "little", signed=True))),
     b"F": lambda m, text: m.stack.append(float(text)),
-    b"S": lambda m, text: m.stack.append(_quoted(text)),
+    b"S": lambda m, text: m.stack.append(_unquote(text)),
     b"V": lambda m, text: m.stack.append(text.encode("latin1").decode("raw-unicode-escape")),
     b"]": lambda m, _: m.stack.append([]),
     b"l": lambda m, _: m.stack.append(m.pop_mark()),

@@ -106,12 +106,12 @@ class _Process:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the one who asked
         )  # fmt: skip
-        self._leaving = False
+        self._retires = False
 
     @property
     def is_alive(self) -> bool:
         """Whether it can take another picture."""
-        return not self._leaving and self._process.poll() is None
+        return not self._retires and self._process.poll() is None
 
     def decode(
         self, source: bytes | Path, name: str, longest: int, max_pixels: int, seconds: float
@@ -121,18 +121,18 @@ class _Process:
         assert self._process.stdout is not None
         data = b"" if isinstance(source, Path) else source
         path = str(source) if isinstance(source, Path) else None
-        asked = {"name": name, "longest": longest, "max_pixels": max_pixels, "path": path}
+        request = {"name": name, "longest": longest, "max_pixels": max_pixels, "path": path}
         killer = threading.Timer(seconds, self._process.kill)
         killer.daemon = True
         killer.start()
         try:
-            _send(self._process.stdin, asked, data)
+            _send(self._process.stdin, request, data)
             answer, pixels = _receive(self._process.stdout)
         except (OSError, ValueError, EOFError):
             return self._last_words(name)
         finally:
             killer.cancel()
-        self._leaving = bool(answer.get("leaving"))
+        self._retires = bool(answer.get("retires"))
         if "error" in answer:
             return str(answer["error"])
         width, height = int(answer["width"]), int(answer["height"])
@@ -163,24 +163,24 @@ def work() -> None:
     source, target = sys.stdin.buffer, sys.stdout.buffer
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
-            asked, data = _receive(source)
-            limit_memory(SPARE_BYTES + PIXEL_BYTES * int(asked["max_pixels"]))
+            request, data = _receive(source)
+            limit_memory(SPARE_BYTES + PIXEL_BYTES * int(request["max_pixels"]))
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # whose signal ends the process
-            answer, pixels = _decoded(asked, data)
+            answer, pixels = _decode(request, data)
             signal.setitimer(signal.ITIMER_PROF, 0)
             del data
-            leaving = _most_memory() > TIDY_BYTES
-            _send(target, {**answer, "leaving": leaving}, pixels)
+            retires = _most_memory() > TIDY_BYTES
+            _send(target, {**answer, "retires": retires}, pixels)
             del pixels
-            if leaving:
+            if retires:
                 return
 
 
-def _decoded(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-    name, longest = str(asked["name"]), int(asked["longest"])
+def _decode(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    name, longest = str(request["name"]), int(request["longest"])
     try:
-        source = data if asked["path"] is None else Path(asked["path"])
-        picture = open_image(source, name=name, max_pixels=int(asked["max_pixels"]), size_hint=longest)
+        source = data if request["path"] is None else Path(request["path"])
+        picture = open_image(source, name=name, max_pixels=int(request["max_pixels"]), size_hint=longest)
         if max(picture.size) > longest:
             picture.thumbnail((longest, longest))
         return {"width": picture.width, "height": picture.height}, picture.tobytes()

@@ -60,27 +60,27 @@ class Video:
             self._container.close()
             raise
         self._frames: Iterator[Any] = iter(())
-        self._shown: Any = None  # the last frame at or before the time that was asked for
+        self._current: Any = None  # the last frame at or before the time that was asked for
         self._next: Any = None  # the frame after it
         self._seek(0.0)
 
     def frame(self, time: float) -> Image.Image:
         """The picture shown at ``time``: the last whose own time is not later; the first before it."""
-        at = 0.0 if self._shown is None else self._time(self._shown)
+        at = 0.0 if self._current is None else self._time(self._current)
         try:
-            if self._shown is None or not at <= time + 1e-6 <= at + AHEAD:
+            if self._current is None or not at <= time + 1e-6 <= at + AHEAD:
                 self._seek(time)
-            while self._next is not None and (self._shown is None or self._time(self._next) <= time + 1e-6):
-                self._shown, self._next = self._next, next(self._frames, None)
-            if self._shown is None:
+            while self._next is not None and (self._current is None or self._time(self._next) <= time + 1e-6):
+                self._current, self._next = self._next, next(self._frames, None)
+            if self._current is None:
                 raise ImageError(f"{self.path} has no frame at {time:g} s: replace or remove it.")
-            return _upright(self._shown)
+            return _upright(self._current)
         except (self._av.FFmpegError, OSError, ValueError) as error:
-            self._shown = self._next = None
+            self._current = self._next = None
             raise self._unreadable(error, time) from error
 
     def close(self) -> None:
-        self._frames, self._shown, self._next = iter(()), None, None
+        self._frames, self._current, self._next = iter(()), None, None
         self._container.close()
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class Video:
 
     def _seek(self, time: float) -> None:
         base = self._stream.time_base
-        self._shown = None
+        self._current = None
         try:
             if base is not None:
                 place = int((time + self._start) / base)
