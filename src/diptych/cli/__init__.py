@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from diptych import __version__
-from diptych.cli.flags import Registered, advice
+from diptych.cli.flags import RegistryGroup, advice
 from diptych.errors import DiptychError, Interrupted, MissingExtra
 from diptych.progress import echo, printable
 from diptych.registries import COMMANDS
@@ -20,7 +20,7 @@ from diptych.registries import COMMANDS
 WORKBENCH = ("torch", "transformers", "accelerate", "onnx")  # packages of the extra 'train'
 
 
-class Verbs(Registered):
+class Verbs(RegistryGroup):
     """The verbs, and the one place where failures become sentences."""
 
     registry = COMMANDS
@@ -78,7 +78,7 @@ def _leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def underscored(name: str) -> str:
+def with_underscores(name: str) -> str:
     """``--batch-size`` is ``--batch_size``, in every command."""
     return name.replace("-", "_")
 
@@ -88,7 +88,7 @@ atexit.register(gc.freeze)  # with torch imported, the last look for garbage tak
 
 @click.group(
     cls=Verbs,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": underscored},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": with_underscores},
 )
 @click.version_option(__version__)
 def main() -> None:

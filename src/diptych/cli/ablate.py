@@ -48,36 +48,34 @@ def reproduce() -> None:
 def _command(name: str, published: bool) -> click.Command:
     tables = {key: table for key, table in tables_of(name).items() if not table.command}
     recipes = list(dict.fromkeys(recipe for table in tables.values() for recipe in table.recipes))
-    listed = "; ".join(f"{key}: {table.title}" for key, table in tables.items())
-    title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{listed}."
+    titles = "; ".join(f"{key}: {table.title}" for key, table in tables.items())
+    title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{titles}."
 
     @click.command(name, help=title)
     @option("--table", "table of the paper (none: --vary alone)", type=click.Choice(list(tables)))
     @_options
     @_flags(recipes)
-    def command(
-        table: str | None, output_dir: Path | None, dry_run: bool, written: str, **options: Any
-    ) -> None:
+    def command(table: str | None, output_dir: Path | None, dry_run: bool, form: str, **options: Any) -> None:
         from diptych.runs import ablate as runner
         from diptych.runs.table_plan import TableRequest, data_by_name
 
-        vary = dict(_varied(one) for one in options.pop("vary"))
-        chosen = tables[table] if table is not None else _sweep(name, tables, bool(vary))
+        vary = dict(_parse_vary(one) for one in options.pop("vary"))
+        target = tables[table] if table is not None else _sweep(name, tables, bool(vary))
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
-        wanted = TableRequest(
+        request = TableRequest(
             data, rows=rows, vary=vary, published=published, changes=user_flags(options), **own
         )
-        folder = output_dir or Path("runs") / f"{name}-{chosen.name}"
+        folder = output_dir or Path("runs") / f"{name}-{target.name}"
         if dry_run:
-            echo(runner.plan(chosen, folder, wanted))
+            echo(runner.plan(target, folder, request))
             return
-        results = runner.ablate(chosen, folder, wanted)
-        if written == "json":
+        results = runner.ablate(target, folder, request)
+        if form == "json":
             echo(json.dumps(results.json(), indent=2))
             return
-        echo(getattr(results, written)())
-        for file in sorted([*folder.glob(f"table-{chosen.name}.*"), *folder.glob(f"figure-{chosen.name}.*")]):
+        echo(getattr(results, form)())
+        for file in sorted([*folder.glob(f"table-{target.name}.*"), *folder.glob(f"figure-{target.name}.*")]):
             echo(file)
 
     return command
@@ -95,7 +93,7 @@ _options = together(
     option("--dry_run", "list what would be trained and measured, with an estimate", is_flag=True),
     click.option(
         "--format",
-        "written",
+        "form",
         default="terminal",
         show_default=True,
         type=click.Choice(["terminal", "markdown", "latex", "json"]),
@@ -110,17 +108,17 @@ def _flags(recipes: list[str]) -> Callable[[Command], Command]:
     """The settings of all recipes as flags; the seed is that of the run."""
 
     def decorate(command: Command) -> Command:
-        done = {"seed", "preset"}
+        names = {"seed", "preset"}
         for name in recipes:
             kind = RECIPES[name].settings
-            command = settings_flags(kind, leave_out=done)(command)
-            done |= setting_names(kind)
+            command = settings_flags(kind, leave_out=names)(command)
+            names |= setting_names(kind)
         return command
 
     return decorate
 
 
-def _varied(text: str) -> tuple[str, list[str]]:
+def _parse_vary(text: str) -> tuple[str, list[str]]:
     name, mark, values = text.partition("=")
     if not mark or not name or not all(values.split(",")):
         raise click.UsageError(f"--vary {text}: give a setting and its values, as in epsilon=0.05,0.1,0.2.")

@@ -23,14 +23,14 @@ SIDE = 256  # pixels that a thumbnail is decoded for, at least
 
 def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
     """A table on a terminal; in a pipe a line each: score, path or id, text, with tabs between."""
-    passed = {hit.item.id for hit in hits.matches}
+    matches = {hit.item.id for hit in hits.matches}
     if not sys.stdout.isatty():
         for hit in selection(hits, everything):
             cells = [f"{hit.score:.4f}", name_of(index, hit.item), _text(hit.item)]
-            echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
+            echo("\t".join([*cells, *([] if hit.item.id in matches else [BELOW])]))
     else:
         rows = [
-            (_row(index, hit), "" if hit.item.id in passed else "dim") for hit in selection(hits, everything)
+            (_row(index, hit), "" if hit.item.id in matches else "dim") for hit in selection(hits, everything)
         ]
         _table(["score", "item", "text", "made of"], rows)
     _print_rest(index, hits, everything)
@@ -45,19 +45,19 @@ def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
 
 def print_json(index: Index, hits: Hits, *, everything: bool, backend: str) -> None:
     """One JSON object; the time of a frame is in its metadata. Without a cut-off, nothing says what matches: null."""
-    judged = hits.cutoff is not None
-    passed = {hit.item.id for hit in hits.matches}
+    has_cutoff = hits.cutoff is not None
+    matches = {hit.item.id for hit in hits.matches}
     answers = [
         {
             "id": hit.item.id, "kind": hit.item.kind, "score": hit.score,
-            "matches": hit.item.id in passed if judged else None,
+            "matches": hit.item.id in matches if has_cutoff else None,
             "text": hit.item.text, "path": path_of(index, hit.item), "image_id": hit.item.image_id,
             "metadata": dict(hit.item.metadata), "details": dict(hit.details),
         }
         for hit in selection(hits, everything)
     ]  # fmt: skip
     facts = {
-        "matched": hits.matched if judged else None, "cutoff": hits.cutoff, "strength": hits.strength,
+        "matched": hits.matched if has_cutoff else None, "cutoff": hits.cutoff, "strength": hits.strength,
         "exact": hits.exact, "note": hits.note, "warning": hits.warning, "backend": backend,
     }  # fmt: skip
     echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
@@ -88,11 +88,11 @@ def write_gallery(
     from diptych.storage import write_text
 
     title = title or f"more like {query.terms[0].value}"
-    passed = {hit.item.id for hit in hits.matches}
+    matches = {hit.item.id for hit in hits.matches}
 
     def answer_of(hit: Hit) -> Answer:
         file, name = path_of(index, hit.item), name_of(index, hit.item)
-        weak = "" if not hits.matched or hit.item.id in passed else f" · {BELOW}"
+        weak = "" if not hits.matched or hit.item.id in matches else f" · {BELOW}"
         text, link = _text(hit.item), link_to(file, place) if file else ""
         note = (name if text else "") + weak
         return Answer(
@@ -100,8 +100,8 @@ def write_gallery(
         )
 
     answers = [answer_of(hit) for hit in selection(hits, everything)]
-    asked = [term.value for term in query.terms if term.kind in ("image", "item")]
-    pictures = (_asked_picture(index, value, roots) for value in asked)
+    values = [term.value for term in query.terms if term.kind in ("image", "item")]
+    pictures = (_query_picture(index, value, roots) for value in values)
     nearest = "Nothing matches clearly. The nearest:" if answers else "Nothing in the collection matches."
     note = " ".join(
         part
@@ -198,8 +198,8 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
 
 
 def _row(index: Index, hit: Hit) -> tuple[str, ...]:
-    made = ", ".join(f"{name} {value:.3g}" for name, value in hit.details.items())
-    return f"{hit.score:.3f}", name_of(index, hit.item), _text(hit.item), made
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in hit.details.items())
+    return f"{hit.score:.3f}", name_of(index, hit.item), _text(hit.item), parts
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
@@ -212,14 +212,14 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
     if not rows:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    kept = [n for n in range(len(heads)) if any(cells[n] for cells, _ in rows)]
-    for head in (heads[n] for n in kept):
+    columns = [n for n in range(len(heads)) if any(cells[n] for cells, _ in rows)]
+    for head in (heads[n] for n in columns):
         numeric = head == "score"
         table.add_column(
             head, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", min_width=5
         )
     for cells, style in rows:
-        table.add_row(*(Text(cells[n]) for n in kept), style=style)  # Text: no brackets are read as markup
+        table.add_row(*(Text(cells[n]) for n in columns), style=style)  # Text: no brackets are read as markup
     Console().print(table)
 
 
@@ -250,10 +250,10 @@ def picture_of(index: Index, item: Item, roots: Sequence[Path] = ()) -> Image.Im
     from diptych.errors import ImageError
     from diptych.machine import is_allowed
 
-    stored = index.thumbnail(item.id)
+    thumbnail = index.thumbnail(item.id)
     try:
-        if stored is not None:
-            return open_image(stored, name=item.id)
+        if thumbnail is not None:
+            return open_image(thumbnail, name=item.id)
         file = index.file(item)
         return (
             open_image(file, size_hint=SIDE) if file is not None and is_allowed(file, roots or None) else None
@@ -262,7 +262,7 @@ def picture_of(index: Index, item: Item, roots: Sequence[Path] = ()) -> Image.Im
         return None
 
 
-def _asked_picture(index: Index, value: Any, roots: Sequence[Path]) -> Image.Image | None:
+def _query_picture(index: Index, value: Any, roots: Sequence[Path]) -> Image.Image | None:
     """The picture that a term of a query shows."""
     from diptych.data.decode.opening import open_image
 

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from diptych.index.ingest.works import IndexingResult
 
 
-def summary(place: str, built: IndexingResult) -> str:
+def summary(place: str, result: IndexingResult) -> str:
     """One line on what indexing did, and on all that the index holds where that is more than this collection."""
-    moved = f"{built.moved} moved, " if built.moved else ""
-    more = f"; the index holds {built.total} images in all" if built.total > built.images else ""
-    held = f"{counted(built.images, 'image')}, {counted(built.texts, 'text')}"
+    moved = f"{result.moved} moved, " if result.moved else ""
+    more = f"; the index holds {result.total} images in all" if result.total > result.images else ""
+    counts = f"{counted(result.images, 'image')}, {counted(result.texts, 'text')}"
     return (
-        f"{place}: {held} ({built.added} added, {built.updated} updated, {moved}"
-        f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped){more}"
+        f"{place}: {counts} ({result.added} added, {result.updated} updated, {moved}"
+        f"{result.unchanged} unchanged, {result.removed} removed, {len(result.skipped)} skipped){more}"
     )
 
 
-def pictures_of(model: str, given: Sequence[str]) -> str:
+def pictures_of(model: str, rest: Sequence[str]) -> str:
     """The path that follows the name of a model."""
-    if not given:
+    if not rest:
         raise click.UsageError(
             f"{model} is a model: give the pictures to search too, as in {model} ./photos."
         )
-    return given[0]
+    return rest[0]
 
 
 def place_first(place: str, query: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

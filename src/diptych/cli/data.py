@@ -43,9 +43,9 @@ def check(path: str, **columns: Any) -> None:
 @data.command()
 def formats() -> None:
     """List the formats that Diptych recognises."""
-    from diptych.data.formats import formats as known
+    from diptych.data.formats import formats as all_formats
 
-    for entry in known():
+    for entry in all_formats():
         echo(f"{entry.name:14} {entry.description}")
 
 
@@ -111,18 +111,18 @@ def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | N
     """Remove computed features. Without an option, all of them; commands compute again what they need."""
     from diptych.cache.contents import contents, in_words, select
 
-    found = select(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
-    for line in _table(found):
+    entries = select(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
+    for line in _table(entries):
         echo(line)
-    size = sum(entry.bytes for entry in found)
+    size = sum(entry.bytes for entry in entries)
     if dry_run:
         echo(f"would remove {in_words(size)}; nothing was removed (--dry_run)")
         return
-    busy = [entry for entry in found if not entry.remove()]
+    busy = [entry for entry in entries if not entry.remove()]
     echo(f"removed {in_words(size - sum(entry.bytes for entry in busy))}")
     if busy:
-        left = in_words(sum(entry.bytes for entry in busy))
-        echo(f"left {left} that another process is reading: run it again when that is done")
+        busy_size = in_words(sum(entry.bytes for entry in busy))
+        echo(f"left {busy_size} that another process is reading: run it again when that is done")
 
 
 def _table(entries: Sequence[CacheEntry]) -> list[str]:
@@ -169,5 +169,5 @@ def teach(data: str, **options: Any) -> None:
     from diptych.runs.extract import teach as run
     from diptych.training.teachers import Teachers
 
-    for taught in run(Teachers(**options), data):
-        echo(str(taught))
+    for line in run(Teachers(**options), data):
+        echo(str(line))

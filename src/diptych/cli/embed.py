@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, backend_flags, model_of, option, running, shard_flag, switch
+from diptych.cli.flags import (
+    PATH,
+    Command,
+    backend_flags,
+    backend_options,
+    model_of,
+    option,
+    shard_flag,
+    switch,
+)
 from diptych.errors import DataError
 from diptych.progress import counted, echo
 from diptych.runs import plan as planning
@@ -18,7 +27,7 @@ from diptych.runs import plan as planning
 if TYPE_CHECKING:
     from diptych.vectors.embed import EmbedResult
 
-SHOWN = 20  # unreadable pictures that are named; the receipts list all
+MOST_PICTURES = 20  # unreadable pictures that are named; the receipts list all
 
 
 @click.command()
@@ -64,47 +73,47 @@ def embed(
     share = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()
     sources = open_sources(data, rows)
-    how = running(options)
+    how = backend_options(options)
     retriever = model_of(model, {**how, **({"device": "cpu"} if address else {})})
     check_probes(retriever, model)
     retry, name = options.pop("retry"), recorded_name(model)
     run: dict[str, Any] = {"model_name": name, "part": share, "retry": retry, **options}
     if address is None:
         say_device(retriever.device)
-        done = embedding.embed(retriever, sources, out, **run, show_progress=True)
+        result = embedding.embed(retriever, sources, out, **run, show_progress=True)
     else:
         task = Task(name, retriever.fingerprint(), absolute(data), rows, out, *how.values(), **options)
         with connected(address, cpus) as cluster:
             echo(str(cluster), err=True)
-            done = embedding.embed(
+            result = embedding.embed(
                 retriever, sources, out, **run, run=lambda names: embed_on(cluster, task, names, True)
             )
-    _report(done, out, f" (part {part} of {len(sources.names)})" if part else "")
+    _report(result, out, f" (part {part} of {len(sources.names)})" if part else "")
 
 
-def _report(done: EmbedResult, out: Path, share: str) -> None:
+def _report(result: EmbedResult, out: Path, share: str) -> None:
     """Say what was embedded, what was skipped, and what to do next."""
-    for item, reason in done.unreadable[:SHOWN]:
+    for item, reason in result.unreadable[:MOST_PICTURES]:
         echo(f"skipped {item}: {reason}", err=True)
-    if len(done.unreadable) > SHOWN:
+    if len(result.unreadable) > MOST_PICTURES:
         echo(
-            f"skipped {len(done.unreadable) - SHOWN:,} more: see 'unreadable' in {out}/shards/*.json",
+            f"skipped {len(result.unreadable) - MOST_PICTURES:,} more: see 'unreadable' in {out}/shards/*.json",
             err=True,
         )
     echo(
-        f"{out}: {counted(len(done.receipts), 'shard')}{share}, {counted(done.images, 'image')}, "
-        f"{counted(done.texts, 'text')} ({done.before} shards were there, "
-        f"{counted(len(done.unreadable), 'picture')} skipped)"
+        f"{out}: {counted(len(result.receipts), 'shard')}{share}, {counted(result.images, 'image')}, "
+        f"{counted(result.texts, 'text')} ({result.before} shards were there, "
+        f"{counted(len(result.unreadable), 'picture')} skipped)"
     )
-    if done.failed:
-        name, reason = done.failed[0]
+    if result.failed:
+        name, reason = result.failed[0]
         raise DataError(
-            f"{len(done.failed)} of {len(done.failed) + len(done.receipts)} shards could not be embedded, the others "
-            f"are whole; {name}: {reason}"
+            f"{len(result.failed)} of {len(result.failed) + len(result.receipts)} shards could not be embedded, the "
+            f"others are whole; {name}: {reason}"
         )
-    if done.complete:
-        named = shlex.quote(str(out))
-        echo(f"next: diptych evaluate {named}   |   diptych index load {named} --index {named}.index")
+    if result.complete:
+        place = shlex.quote(str(out))
+        echo(f"next: diptych evaluate {place}   |   diptych index load {place} --index {place}.index")
     else:
         echo("not all parts are done yet: the last one to finish completes the manifest")
 
@@ -144,5 +153,5 @@ def plan(as_json: bool, **demand: Any) -> None:
 
     Each number says whether it is arithmetic, given, or extrapolated from a measurement, and how far.
     """
-    asked = planning.Demand(**demand)
-    echo(json.dumps(planning.as_json(asked), indent=1) if as_json else planning.render(asked))
+    request = planning.Demand(**demand)
+    echo(json.dumps(planning.as_json(request), indent=1) if as_json else planning.render(request))

@@ -93,28 +93,28 @@ class _Sides(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """``--with B1 B2`` read as one value of two lines; a result that stands elsewhere behind it has no side."""
-        valued = {
+        with_value = {
             name for flag in self.get_params(ctx) if not getattr(flag, "is_flag", False) for name in flag.opts
         }
-        read: list[str] = []
+        words: list[str] = []
         before = ""
         for arg in args:
-            if arg.startswith("-") or before == "--with" == read[-1]:
-                read.append(arg)
+            if arg.startswith("-") or before == "--with" == words[-1]:
+                words.append(arg)
                 before = arg if arg.startswith("-") else before
             elif before == "--with":
-                read[-1] += f"\n{arg}"
-            elif before not in valued and any(one.startswith("--with") for one in read):
+                words[-1] += f"\n{arg}"
+            elif before not in with_value and any(one.startswith("--with") for one in words):
                 ctx.fail(
                     f"{arg} does not stand behind --with: write all results of a system behind it, as in --with "
                     "b1.json b2.json."
                 )
             else:
-                read.append(arg)
+                words.append(arg)
                 before = arg
-        if any(a == "--with" and b.startswith("-") for a, b in pairwise([*read, "-"])):
+        if any(a == "--with" and b.startswith("-") for a, b in pairwise([*words, "-"])):
             ctx.fail("--with has no result behind it: give those of a system.")
-        return super().parse_args(ctx, read)
+        return super().parse_args(ctx, words)
 
 
 @click.command(cls=_Sides)
@@ -187,9 +187,9 @@ def audit(data: str, output_dir: Path, **options: Any) -> None:
     """
     from diptych.runs.audit import audit as run
 
-    found = run(with_columns(data, columns_of(options)), **options)
-    found.save(output_dir)
-    click.echo("\n".join(found.lines()))
-    click.echo(
+    findings = run(with_columns(data, columns_of(options)), **options)
+    findings.save(output_dir)
+    echo("\n".join(findings.lines()))
+    echo(
         f"pictures and texts, worst first: {output_dir / 'audit.html'}; all of it: {output_dir / 'audit.json'}"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, Registered, backend_flags, model_of, option, together
+from diptych.cli.flags import PATH, Command, RegistryGroup, backend_flags, model_of, option, together
 from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
 
@@ -79,16 +79,16 @@ def import_embeddings(source: Path, place: str, model: str, unchecked: bool, **o
     retriever = model_of(model, options)
     say_device(retriever.device)
     check_probes(retriever, model)
-    done = run(source, place, retriever, model_name=recorded_name(model), check=not unchecked, **options)
-    for note in done.notes:
+    result = run(source, place, retriever, model_name=recorded_name(model), check=not unchecked, **options)
+    for note in result.notes:
         echo(note, err=True)
-    echo(f"{without_password(place)}: {counted(done.images, 'image')} imported from {source}")
+    echo(f"{without_password(place)}: {counted(result.images, 'image')} imported from {source}")
 
 
 of_kind = option("--kind", "items to write", "image", type=click.Choice(["image", "text"]))
 
 
-class Exporters(Registered):
+class Exporters(RegistryGroup):
     """What an index or a model can be exported as."""
 
     registry = EXPORTERS
@@ -108,8 +108,8 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
     from diptych.index.engines.opening import open_index
     from diptych.runs.embeddings import export_vectors as run
 
-    with open_index(place) as opened:
-        echo(f"{output_dir}: {run(opened, output_dir, kind)} vectors")
+    with open_index(place) as index:
+        echo(f"{output_dir}: {run(index, output_dir, kind)} vectors")
 
 
 @click.command("faiss")
@@ -121,8 +121,8 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
     from diptych.index.engines.opening import open_index
     from diptych.runs.embeddings import export_faiss as run
 
-    with open_index(place) as opened:
-        echo(f"{output}: {run(opened, output, kind)} vectors")
+    with open_index(place) as index:
+        echo(f"{output}: {run(index, output, kind)} vectors")
 
 
 @click.command("runtime")

@@ -32,10 +32,10 @@ def settings_flags(
         for entry in reversed([one for one in dataclasses.fields(kind) if one.name not in leave_out]):
             names = [f"--{entry.name}"]
             registry = entry.metadata["names"]
-            known = f": {registry.choices}" if registry else ""
+            names_help = f": {registry.choices}" if registry else ""
             options: dict[str, Any] = {
                 "default": None,
-                "help": f"{entry.metadata['help']}{known}  [{entry.default}]",
+                "help": f"{entry.metadata['help']}{names_help}  [{entry.default}]",
             }
             choices, kind_of = literal_choices(hints[entry.name]), plain_type(hints[entry.name])
             if kind_of is bool:
@@ -144,11 +144,11 @@ def model_of(place: str | Path, options: dict[str, Any], **more: Any) -> OpenedM
     """The model at a place, run as the flags of ``backend_flags`` say, which leave ``options``."""
     from diptych.index.models import open_model
 
-    device, precision, backend = running(options).values()
+    device, precision, backend = backend_options(options).values()
     return open_model(place, device, precision, backend=backend, **more)
 
 
-def running(options: dict[str, Any]) -> dict[str, Any]:
+def backend_options(options: dict[str, Any]) -> dict[str, Any]:
     """The flags of ``backend_flags`` alone, which leave ``options``."""
     return {name: options.pop(name) for name in ("device", "compute_precision", "backend")}
 
@@ -158,7 +158,7 @@ def user_flags(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-class Registered(click.Group):
+class RegistryGroup(click.Group):
     """The commands of a registry; a plugin's stand behind those of this package."""
 
     registry: Registry
@@ -169,13 +169,13 @@ class Registered(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A command by its name, imported now."""
-        found = self.registry.find(cmd_name)
-        if not isinstance(found, click.Command):
+        command = self.registry.find(cmd_name)
+        if not isinstance(command, click.Command):
             raise SettingsError(
-                f"the {self.registry.kind} '{cmd_name}' is a {type(found).__name__}: let its plugin name a "
+                f"the {self.registry.kind} '{cmd_name}' is a {type(command).__name__}: let its plugin name a "
                 "click.Command."
             )
-        return found
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -201,7 +201,7 @@ class Registered(click.Group):
                 formatter.write_dl(rest)
 
 
-MEANT = {
+SYNONYMS = {
     "lr": ("learning_rate",),
     "bs": ("batch_size",),
     "epoch": ("epochs",),
@@ -241,9 +241,9 @@ def advice(error: click.UsageError) -> str:
         )
     command, name = error.ctx.command, error.option_name
     known = options_of(command)
-    found = nearest_options(name, known)
-    if found:
-        return f"there is no option {name}: did you mean {' or '.join(found)}?"
+    near_options = nearest_options(name, known)
+    if near_options:
+        return f"there is no option {name}: did you mean {' or '.join(near_options)}?"
     below = _first_with(command, name)
     if below is not None:
         path = error.ctx.command_path
@@ -255,10 +255,10 @@ def nearest_options(name: str, known: list[str]) -> list[str]:
     """The options among those known that a wrong one stands for, in words or in letters; at most two."""
     bare = plain(name)
     by_name = {plain(option): option for option in known}
-    wanted = [bare, *MEANT.get(bare, ())]
-    found = [by_name[word] for word in wanted if word in by_name and by_name[word] != name]
-    if found:
-        return found[:1]
+    words = [bare, *SYNONYMS.get(bare, ())]
+    matches = [by_name[word] for word in words if word in by_name and by_name[word] != name]
+    if matches:
+        return matches[:1]
     near = difflib.get_close_matches(bare, by_name, n=2, cutoff=0.7)
     return [by_name[word] for word in near]
 

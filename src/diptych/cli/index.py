@@ -53,30 +53,36 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
     from diptych.vectors.embed import parse_part
     from diptych.vectors.load import load as load_vectors
 
-    chosen = parse_part(part) if part else (1, 1)
+    share = parse_part(part) if part else (1, 1)
     above = 1 if approximate else None if approximate is False or part else APPROXIMATE_ABOVE
-    done = load_vectors(
-        out, place, part=chosen, precision=precision, approximate_above=above, show_progress=True
+    result = load_vectors(
+        out, place, part=share, precision=precision, approximate_above=above, show_progress=True
     )
-    for note in done.notes:
+    for note in result.notes:
         echo(note, err=True)
-    rows = done.written + done.unchanged
+    rows = result.written + result.unchanged
     echo(
-        f"{without_password(place)}: {counted(done.shards, 'shard')}, {counted(done.images, 'image')}, "
-        f"{counted(done.texts, 'text')} ({done.written:,} written, {done.unchanged:,} unchanged) "
-        f"in {done.seconds:.1f} s, {rows / max(done.seconds, 1e-3):,.0f} rows/s"
+        f"{without_password(place)}: {counted(result.shards, 'shard')}, {counted(result.images, 'image')}, "
+        f"{counted(result.texts, 'text')} ({result.written:,} written, {result.unchanged:,} unchanged) "
+        f"in {result.seconds:.1f} s, {rows / max(result.seconds, 1e-3):,.0f} rows/s"
     )
-    if done.missing:
-        verb = "is" if done.missing == 1 else "are"
-        echo(f"{counted(done.missing, 'shard')} {verb} not embedded yet: load again later.", err=True)
-    if done.failed:
-        name, reason = done.failed[0]
+    if result.missing:
+        verb = "is" if result.missing == 1 else "are"
+        echo(f"{counted(result.missing, 'shard')} {verb} not embedded yet: load again later.", err=True)
+    if result.failed:
+        name, reason = result.failed[0]
         raise DataError(
-            f"{len(done.failed)} of {len(done.failed) + done.shards} shards could not be loaded, the others are; "
+            f"{len(result.failed)} of {len(result.failed) + result.shards} shards could not be loaded, the others are; "
             f"{name}: {reason}"
         )
-    named = shlex.quote(without_password(place))
-    echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+    _say_next(place)
+
+
+def _say_next(place: str) -> None:
+    from diptych.index.engines.opening import without_password
+
+    name = shlex.quote(without_password(place))
+    echo(f'next: diptych search {name} "your words"   |   in a browser: diptych serve {name}')
 
 
 class BuildByDefault(click.Group):
@@ -161,8 +167,8 @@ def build(
     place = index or default_place(path)
     run = given[0] if len(given) == 2 else model_for(place)
     reader = picture_reader() if ocr else None  # a missing extra is told before an hour of indexing
-    built, _ = bring_up_to_date(run, path, place, approximate_above=above, **options)
-    echo(summary(without_password(place), built))
+    result, _ = bring_up_to_date(run, path, place, approximate_above=above, **options)
+    echo(summary(without_password(place), result))
     if reader is not None:
         pictures = counted(read_written(place, reader), "picture")
         echo(f"{without_password(place)}: read what is written in {pictures}")
@@ -171,8 +177,7 @@ def build(
 
         file = features_place(place)
         echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
-    named = shlex.quote(without_password(place))
-    echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+    _say_next(place)
 
 
 def _above(approximate: bool | None, codes: bool | None, target_recall: float | None) -> int | None:
@@ -182,8 +187,8 @@ def _above(approximate: bool | None, codes: bool | None, target_recall: float | 
     if (codes or target_recall) and approximate is False:
         other = "--codes" if codes else "--target_recall"
         raise click.UsageError(f"--exact and {other} cannot be combined: choose one.")
-    wanted = approximate or codes or target_recall
-    return 1 if wanted else None if approximate is False else APPROXIMATE_ABOVE
+    needed = approximate or codes or target_recall
+    return 1 if needed else None if approximate is False else APPROXIMATE_ABOVE
 
 
 index.add_command(load)
@@ -295,21 +300,21 @@ def remove(
     with open_index(place, writable=not dry_run) as opened:
         whole = None if collection is None else target.find_collection(opened, collection)
         if whole is not None:
-            chosen = [id for id, _ in opened.contents(whole.number)]
+            ids_to_remove = [id for id, _ in opened.contents(whole.number)]
         elif condition is not None:
-            chosen = target.ids_that_pass(opened, condition)
+            ids_to_remove = target.ids_that_pass(opened, condition)
         else:
-            chosen = target.missing_ids(opened) if missing else target.known_ids(opened, ids)
+            ids_to_remove = target.missing_ids(opened) if missing else target.known_ids(opened, ids)
         if dry_run:
-            for id in chosen:
+            for id in ids_to_remove:
                 echo(id)
-            echo(f"{counted(len(chosen), 'item')} would be removed.", err=True)
+            echo(f"{counted(len(ids_to_remove), 'item')} would be removed.", err=True)
             return
-        gone = target.remove_items(opened, chosen)
+        counts = target.remove_items(opened, ids_to_remove)
         if whole is not None:
             opened.forget_collection(whole.number)
-        left = f"{counted(len(opened), 'item')} {'is' if len(opened) == 1 else 'are'} left"
-        echo(f"removed {counted(gone['image'], 'image')}, {counted(gone['text'], 'text')}; {left}")
+        rest = f"{counted(len(opened), 'item')} {'is' if len(opened) == 1 else 'are'} left"
+        echo(f"removed {counted(counts['image'], 'image')}, {counted(counts['text'], 'text')}; {rest}")
 
 
 @index.command()

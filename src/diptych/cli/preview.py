@@ -38,16 +38,16 @@ def check_terminal() -> None:
 
 def show_pictures(index: Index, hits: Sequence[Hit], roots: Sequence[Path] = ()) -> None:
     """The pictures of hits in rows that fit the terminal, the score and the name below each."""
-    pairs = [
+    cards = [
         (picture_of(index, hit.item, roots), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits
     ]
-    found = [(_fit(picture), caption) for picture, caption in pairs if picture is not None]
+    pairs = [(_fit(picture), caption) for picture, caption in cards if picture is not None]
     across = max(1, (shutil.get_terminal_size().columns + GAP) // (COLUMNS + GAP))
-    for start in range(0, len(found), across):
-        row = found[start : start + across]
+    for start in range(0, len(pairs), across):
+        row = pairs[start : start + across]
         pictures = [picture for picture, _ in row]
         click.echo(_kitty(pictures) if is_kitty() else _half_blocks(pictures), nl=False, color=True)
-        click.echo((" " * GAP).join(_cut(caption).ljust(COLUMNS) for _, caption in row).rstrip())
+        click.echo((" " * GAP).join(_shorten(caption).ljust(COLUMNS) for _, caption in row).rstrip())
 
 
 def is_kitty() -> bool:
@@ -63,7 +63,7 @@ def _fit(picture: Image.Image) -> Image.Image:
     return ImageOps.contain(picture.convert("RGB"), (COLUMNS * scale, 2 * ROWS * scale))
 
 
-def _cut(caption: str) -> str:
+def _shorten(caption: str) -> str:
     """A caption as wide as a picture; of a long path the end stays, which tells pictures apart."""
     if len(caption) <= COLUMNS:
         return caption

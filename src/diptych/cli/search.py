@@ -12,7 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, place_first
-from diptych.cli.flags import PATH, backend_flags, chance_flag, index_flag, option, root_flag, running
+from diptych.cli.flags import PATH, backend_flags, backend_options, chance_flag, index_flag, option, root_flag
 from diptych.progress import echo
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def search(
     INDEX may also be a folder of pictures or a data set, which is indexed first: ./photos "two parrots"; or a model
     and a folder: hf:ID ./photos "two parrots".
     """
-    click.get_current_context().with_resource(_uncollected())
+    click.get_current_context().with_resource(_without_garbage_collection())
     from diptych.encoders.known_names import is_pretrained_name
     from diptych.index.places import open_place
     from diptych.index.query.search import Searcher
@@ -94,27 +94,27 @@ def search(
     pictures = is_pretrained_name(place) or None
     if pictures:
         model, place, query = place, pictures_of(place, query[:1]), query[1:]
-    asked = _query(" ".join(query), like)
+    request = _query(" ".join(query), like)
     opened, retriever, name, place = open_place(
         place,
         model,
-        **running(options),
+        **backend_options(options),
         index=index,
         pictures=pictures,
         encodes=bool(query or rerank),
     )
     with opened:
         if like:
-            asked = _query(" ".join(query), answers.id_of(opened, like))
+            request = _query(" ".join(query), answers.id_of(opened, like))
         judge = None
         if rerank:
             from diptych.index.query.reranking import reranker_of
 
             judge = reranker_of(place, retriever, reranker)
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
-        hits = searcher.search(asked, chance=chance or ("calibrated" if query else None), **options)
+        hits = searcher.search(request, chance=chance or ("calibrated" if query else None), **options)
         if html is not None:
-            answers.write_gallery(html, opened, " ".join(query), asked, hits, condition, everything, roots)
+            answers.write_gallery(html, opened, " ".join(query), request, hits, condition, everything, roots)
         _show(opened, hits, everything, retriever.backend, as_json, paths, roots if preview else None)
         if not (hits or as_json):
             echo(answers.nothing_left(opened, options["kind"], condition is not None), err=True)
@@ -155,7 +155,7 @@ def _show(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """No look for garbage meanwhile: a short life makes little of it, and importing torch takes a sixth less."""
     before = gc.isenabled()
     gc.disable()

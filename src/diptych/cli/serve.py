@@ -14,11 +14,11 @@ from diptych.cli.flags import (
     PATH,
     Command,
     backend_flags,
+    backend_options,
     chance_flag,
     index_flag,
     option,
     root_flag,
-    running,
     switch,
     user_flags,
 )
@@ -29,7 +29,7 @@ TOKEN_VARIABLE = "DIPTYCH_TOKEN"
 
 
 def limit_flags(command: Command) -> Command:
-    """``--max_body``, ``--max_k``, …: one flag per limit; none user_flags means its default."""
+    """``--max_body``, ``--max_k``, …: one flag per limit; none given means its default."""
     for entry in reversed(dataclasses.fields(Limits)):
         names = (f"--max_{entry.name}", f"max_{entry.name}")
         help = f"most {entry.metadata['help']}  [{entry.default}]"
@@ -102,16 +102,16 @@ def serve(
     elif pictures:
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
     limits = {entry.name: options.pop(f"max_{entry.name}") for entry in dataclasses.fields(Limits)}
-    opened, served, model, place = open_place(
-        place, model, **running(options), index=index, pictures=collection
+    opened, encoder, model, place = open_place(
+        place, model, **backend_options(options), index=index, pictures=collection
     )
     with opened:
-        if opened.info.fingerprint == served.fingerprint():
-            check_items(opened, served)
+        if opened.info.fingerprint == encoder.fingerprint():
+            check_items(opened, encoder)
     page = read_page(audit) if audit else None
     hosts, roots = (options.pop(name) or None for name in ("hosts", "roots"))
     serve(
-        place, served, model_name=model, audit=page, hosts=hosts, roots=roots,
+        place, encoder, model_name=model, audit=page, hosts=hosts, roots=roots,
         limits=Limits(**user_flags(limits)), **options,
     )  # fmt: skip
 
@@ -144,19 +144,19 @@ def watch(place: str, folder: Path, model: str | None, interval: float, **option
     if not folder.is_dir() and not index_exists(place):
         raise click.UsageError(f"there is no folder {folder} to watch: check the path.")
     name_of_model = model or model_for(place)
-    retriever = open_encoder(name_of_model, place, **running(options))
+    retriever = open_encoder(name_of_model, place, **backend_options(options))
 
-    def bring() -> IndexingResult:
+    def update() -> IndexingResult:
         return index_collection(retriever, folder, place, model_name=recorded_name(name_of_model), **options)
 
-    def report(built: IndexingResult) -> str:
-        skipped = "".join(f"\nskipped {item}: {reason}" for item, reason in built.skipped)
-        return summary(without_password(place), built) + skipped
+    def report(result: IndexingResult) -> str:
+        skipped = "".join(f"\nskipped {item}: {reason}" for item, reason in result.skipped)
+        return summary(without_password(place), result) + skipped
 
     def tell(sentence: str) -> None:
         echo(f"{time.strftime('%H:%M:%S')} {sentence}")
 
     try:
-        watch_folder(folder, bring, interval=interval, say=tell, summary=report)
+        watch_folder(folder, update, interval=interval, say=tell, summary=report)
     except KeyboardInterrupt:
         echo(f"stopped: {without_password(place)} holds what was indexed last.", err=True)

@@ -103,16 +103,16 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
         f"best validation {metric_name(progress.metric)} {progress.best:.1f} ({epoch_name(progress.best_epoch)}): "
         f"{folder / 'best'}"
     )
-    said = verdict(progress, Baseline.load(folder) if baseline else None, data)
-    if said:
-        echo(said)
+    sentence = verdict(progress, Baseline.load(folder) if baseline else None, data)
+    if sentence:
+        echo(sentence)
 
 
 @click.command()
 @option("--output_dir", "folder of the runs, the index and the report", "demo", type=PATH)
 def demo(output_dir: Path) -> None:
     """Train two models on emoji pictures, search them, write a report. A second run reuses what is there."""
-    click.echo(f"demo: two models, an index and a report, in {output_dir}; loading the libraries", err=True)
+    echo(f"demo: two models, an index and a report, in {output_dir}; loading the libraries", err=True)
     from diptych.runs.demo import run_demo
 
     run_demo(output_dir)

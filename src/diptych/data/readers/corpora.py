@@ -37,7 +37,7 @@ from diptych.progress import echo, track
 
 Ints = NDArray[np.int64]
 WINDOW = 16_384  # texts that are shuffled together; their images lie in a few neighbouring shards
-_MIXING, _PASS = 0, 1  # keys of the two streams of random numbers
+_MIXTURE, _PASS = 0, 1  # keys of the two streams of random numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class CorpusMixture:
 
     def epoch(self, seed: int, number: int) -> Ints:
         """The rows of the texts of an epoch, in order."""
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MIXING, number)))
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MIXTURE, number)))
         corpus_at = rng.permutation(np.repeat(np.arange(len(self.streams)), [s.size for s in self.streams]))
         order = np.empty(len(self), dtype=np.int64)
         for corpus in range(len(self.streams)):
@@ -97,13 +97,13 @@ class CorpusMixture:
         streams = []
         for stream in self.streams:
             rows = new_row[stream.texts]
-            kept = rows >= 0
+            keep = rows >= 0
             ends = np.cumsum(stream.shards)
             counts = [
-                int(kept[end - size : end].sum()) for end, size in zip(ends, stream.shards, strict=True)
+                int(keep[end - size : end].sum()) for end, size in zip(ends, stream.shards, strict=True)
             ]
-            if kept.any():
-                streams.append(replace(stream, texts=rows[kept], shards=[c for c in counts if c]))
+            if keep.any():
+                streams.append(replace(stream, texts=rows[keep], shards=[c for c in counts if c]))
         return replace(self, streams=tuple(streams))
 
     def _piece(self, seed: int, corpus: int, number: int) -> Ints:
@@ -117,7 +117,7 @@ class CorpusMixture:
         return np.concatenate(pieces)
 
 
-_OPENING = re.compile(r'\s*\{\s*("window"\s*:\s*\d+\s*,\s*)?"corpora"\s*:')
+_START = re.compile(r'\s*\{\s*("window"\s*:\s*\d+\s*,\s*)?"corpora"\s*:')
 TEXTS = (*JSON_TEXTS, "questions", "question")
 FIELDS = ("path", "name", "weight", "texts", "split", "images")
 
@@ -137,7 +137,7 @@ class Corpus:
 
 def matches(path: Path) -> bool:
     """Whether ``path`` is such a manifest."""
-    return path.is_file() and path.suffix.lower() == ".json" and bool(_OPENING.match(head(path)))
+    return path.is_file() and path.suffix.lower() == ".json" and bool(_START.match(head(path)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +160,8 @@ def read(path: Path, *, problems: Problems = STOP) -> Captions:
     pieces: list[_CorpusPiece] = []
     skipped: list[Problem] = []
     notes: list[str] = []
-    listed = [(n, corpus, file) for n, corpus in enumerate(entries) for file in corpus.files or (None,)]
-    for number, corpus, file in track(listed, "listing shards"):
+    files = [(n, corpus, file) for n, corpus in enumerate(entries) for file in corpus.files or (None,)]
+    for number, corpus, file in track(files, "listing shards"):
         if file is None:
             other = open_captions(corpus.place, problems=problems)
             notes += other.notes
@@ -187,11 +187,11 @@ def _tar(number: int, corpus: Corpus, shard: TarShard) -> _CorpusPiece:
     )
 
 
-def _other(number: int, corpus: Corpus, found: Captions) -> _CorpusPiece:
-    splits = found.splits if corpus.split is None else [corpus.split] * len(found.images)
-    kinds = found.labels.get(KIND, [None] * len(found.images))
-    ids, texts = found.image_ids, StringColumn.of(found.texts)
-    return _CorpusPiece(number, found.images, ids, ids, splits, texts, found.image_of, kinds)
+def _other(number: int, corpus: Corpus, data: Captions) -> _CorpusPiece:
+    splits = data.splits if corpus.split is None else [corpus.split] * len(data.images)
+    kinds = data.labels.get(KIND, [None] * len(data.images))
+    ids, texts = data.image_ids, StringColumn.of(data.texts)
+    return _CorpusPiece(number, data.images, ids, ids, splits, texts, data.image_of, kinds)
 
 
 def _captions(path: Path, entries: list[Corpus], pieces: list[_CorpusPiece], window: int) -> Captions:
@@ -236,21 +236,21 @@ def _captions(path: Path, entries: list[Corpus], pieces: list[_CorpusPiece], win
 def _images(pieces: Sequence[_CorpusPiece]) -> ImageStore:
     """The images of all pieces, one after the other; tars that follow one another are one store."""
     stores: list[ImageStore] = []
-    for packed, some in groupby(pieces, lambda piece: isinstance(piece.images, TarShard)):
-        found = [piece.images for piece in some]
-        stores += [ShardImages(found)] if packed else found  # type: ignore[arg-type]
+    for in_tars, some in groupby(pieces, lambda piece: isinstance(piece.images, TarShard)):
+        members = [piece.images for piece in some]
+        stores += [ShardImages(members)] if in_tars else members  # type: ignore[arg-type]
     return stores[0] if len(stores) == 1 else StoreChain(stores)
 
 
 def _entries(path: Path, problems: Problems) -> tuple[list[Corpus], int]:
     content = read_json(path, problems)
-    listed = content.get("corpora") if isinstance(content, dict) else None
-    if not isinstance(listed, list) or not listed:
+    corpora = content.get("corpora") if isinstance(content, dict) else None
+    if not isinstance(corpora, list) or not corpora:
         raise DataError(f'{path}: "corpora" must be a list with at least one corpus.')
     window = content.get("window", WINDOW)
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise DataError(f'{path}: "window" is {window!r}: give how many texts are shuffled together.')
-    entries = [_entry(path, number, entry) for number, entry in enumerate(listed, 1)]
+    entries = [_entry(path, number, entry) for number, entry in enumerate(corpora, 1)]
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
         raise DataError(f'{path}: two corpora are called "{twice[0]}": give each its own "name".')

@@ -49,10 +49,10 @@ class Draft:
         self.image_of: list[int] = []
         self.notes: list[str] = []  # sentences about what was left out
         self.dropped = 0  # empty texts
-        self._given: list[str | None] = []
+        self._own_ids: list[str | None] = []
         self._text_ids: list[str | None] = []
         self._rows: dict[str, int] = {}  # by key
-        self._named: dict[str, int] = {}  # by given id
+        self._row_of_id: dict[str, int] = {}  # by given id
 
     def image(
         self,
@@ -69,10 +69,10 @@ class Draft:
             self.keys.append(key)
             self.splits.append(split)
             self.labels.append(labels or {})
-            given = None if image_id in (None, "") else str(image_id)
-            self._given.append(given)
-            if given is not None:
-                self._check_id(given, row, where)
+            own_id = None if image_id in (None, "") else str(image_id)
+            self._own_ids.append(own_id)
+            if own_id is not None:
+                self._check_id(own_id, row, where)
         elif self.splits[row] != split:
             message = f"image '{key}' is in two splits, {self.splits[row]} and {split}"
             self.problems.error("in two splits", where, message, "leave it in one of them")
@@ -82,15 +82,15 @@ class Draft:
         """The row of an image seen before, else None."""
         return self._rows.get(key)
 
-    def _check_id(self, given: str, row: int, where: object) -> None:
-        other = self._named.setdefault(given, row)
+    def _check_id(self, own_id: str, row: int, where: object) -> None:
+        other = self._row_of_id.setdefault(own_id, row)
         if other == row or not self.strict_ids:
             return
         if self.splits[other] != self.splits[row]:
-            message = f"image id '{given}' is in two splits, {self.splits[other]} and {self.splits[row]}"
+            message = f"image id '{own_id}' is in two splits, {self.splits[other]} and {self.splits[row]}"
             self.problems.error("in two splits", where, message, "leave it in one of them")
         else:
-            message = f"image id '{given}' names two images, {self.keys[other]} and {self.keys[row]}"
+            message = f"image id '{own_id}' names two images, {self.keys[other]} and {self.keys[row]}"
             self.problems.error("image id", where, message, "give each image its own id")
 
     def text(self, row: int, text: object, where: object, text_id: object = None) -> None:
@@ -135,12 +135,12 @@ class Draft:
 
     def image_ids(self) -> list[str]:
         """The data's own ids where they are complete and unique, else the keys."""
-        return self._whole(self._given) or self.keys
+        return self._whole(self._own_ids) or self.keys
 
     @staticmethod
     def _whole(ids: Sequence[str | None]) -> list[str] | None:
-        given = [i for i in ids if i is not None]
-        return given if given and len(set(given)) == len(ids) else None
+        complete = [i for i in ids if i is not None]
+        return complete if complete and len(set(complete)) == len(ids) else None
 
 
 IMAGE_COLUMNS = ("image", "filepath", "file_name", "filename", "image_path", "image_name", "image_file")
@@ -148,9 +148,9 @@ WEAK_IMAGE_COLUMNS = ("file", "path", "photo", "picture", "img")  # that mean im
 TEXT_COLUMNS = (
     "text", "caption", "captions", "description", "title", "comment", "sentence", "alt", "alt_text",
 )  # fmt: skip
-LISTED = 12  # columns that a message names
-READ = {"image_id", "text_id", "split"}
-KNOWN_COLUMNS = {*IMAGE_COLUMNS, *WEAK_IMAGE_COLUMNS, *TEXT_COLUMNS, *READ}
+MOST_COLUMNS = 12  # columns that a message names
+OWN_COLUMNS = {"image_id", "text_id", "split"}
+KNOWN_COLUMNS = {*IMAGE_COLUMNS, *WEAK_IMAGE_COLUMNS, *TEXT_COLUMNS, *OWN_COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -172,18 +172,20 @@ class Columns:
         image = image or next((c for c in images if c in known and c != text), None)
         if image is None:
             return None
-        return Columns(image, text, tuple(c for c in known if c not in {image, text} | READ))
+        return Columns(image, text, tuple(c for c in known if c not in {image, text} | OWN_COLUMNS))
 
 
 def in_words(columns: Iterable[str], image: str | None = None, text: str | None = None) -> str:
     """What is wrong with the columns of a table that is not understood, and how to name the right ones."""
     known = list(dict.fromkeys(str(column) for column in columns))
-    listed = ", ".join(f"'{column}'" for column in known[:LISTED]) + (", …" if len(known) > LISTED else "")
-    for wanted in (image, text):
-        if wanted is not None and wanted not in known:
-            return f"it has no column '{wanted}', but {listed}"
+    names = ", ".join(f"'{column}'" for column in known[:MOST_COLUMNS]) + (
+        ", …" if len(known) > MOST_COLUMNS else ""
+    )
+    for column in (image, text):
+        if column is not None and column not in known:
+            return f"it has no column '{column}', but {names}"
     return (
-        f"its columns are {listed}: say which holds the image and which the text, with --image_column and "
+        f"its columns are {names}: say which holds the image and which the text, with --image_column and "
         "--text_column or behind the path, ?image=COLUMN&text=COLUMN"
     )
 
@@ -236,10 +238,10 @@ def gather_labels(
     values: Sequence[Mapping[str, list[Any]]], columns: Sequence[str]
 ) -> list[Mapping[str, Any]]:
     """Labels per image from the values of its rows: one where all that have a value agree, else tuples."""
-    filled = [{c: [v for v in row[c] if v is not None] for c in columns} for row in values]
-    constant = {c: all(all(v == row[c][0] for v in row[c]) for row in filled) for c in columns}
+    own_values = [{c: [v for v in row[c] if v is not None] for c in columns} for row in values]
+    constant = {c: all(all(v == row[c][0] for v in row[c]) for row in own_values) for c in columns}
     return [
-        {c: next(iter(row[c]), None) if constant[c] else tuple(row[c]) for c in columns} for row in filled
+        {c: next(iter(row[c]), None) if constant[c] else tuple(row[c]) for c in columns} for row in own_values
     ]
 
 
@@ -292,5 +294,5 @@ class Reader:
     ) -> Captions:
         """The data of a path."""
         draft = Draft(str(path), problems, empty or self.empty, images)
-        found = self.fill(draft, path, **options)
-        return with_files(draft, found) if isinstance(found, Path) else draft.captions(found)
+        store = self.fill(draft, path, **options)
+        return with_files(draft, store) if isinstance(store, Path) else draft.captions(store)

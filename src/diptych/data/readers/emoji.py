@@ -62,7 +62,7 @@ class EmojiFont:
         self._order: dict[str, int] = self._font.getReverseGlyphMap()
         self._outlines = self._font["glyf"]  # kept as bytes: only its code points are changed
         self._layers = self._font["COLR"].ColorLayers
-        self._sized: dict[int, ImageFont.FreeTypeFont] = {}
+        self._fonts: dict[int, ImageFont.FreeTypeFont] = {}
 
     @classmethod
     @functools.cache
@@ -94,10 +94,10 @@ class EmojiFont:
     def of_size(self, size: int) -> ImageFont.FreeTypeFont:
         """The drawable copy of the font at a size in pixels."""
         with _lock:
-            if size not in self._sized:
+            if size not in self._fonts:
                 copy, layout = io.BytesIO(self._drawable), ImageFont.Layout.BASIC
-                self._sized[size] = ImageFont.truetype(copy, size, layout_engine=layout)
-            return self._sized[size]
+                self._fonts[size] = ImageFont.truetype(copy, size, layout_engine=layout)
+            return self._fonts[size]
 
     @functools.cached_property
     def _drawable(self) -> bytes:
@@ -109,9 +109,9 @@ class EmojiFont:
         table.cmap = {PRIVATE + place: glyph for glyph, place in self._order.items()}
         self._font["cmap"].tables = [table]
         del self._font["GSUB"]
-        saved = io.BytesIO()
-        self._font.save(saved)
-        return saved.getvalue()
+        stream = io.BytesIO()
+        self._font.save(stream)
+        return stream.getvalue()
 
 
 SIZE = 224
@@ -207,8 +207,8 @@ def collection() -> tuple[Emoji, ...]:
         own = set(map(normal_text, entry.first_names))
         # a name of several emoji stays where it is the usual one; if it is so nowhere, it goes
         shared = {name for name in map(normal_text, entry.names) if count[name] > 1 and name not in own}
-        kept = [name for name in entry.names if normal_text(name) not in shared]
-        entry.names = [name for name in kept if len(name) >= SHORTEST] or kept
+        names = [name for name in entry.names if normal_text(name) not in shared]
+        entry.names = [name for name in names if len(name) >= SHORTEST] or names
     _set_concepts(entries)
     return tuple(entries)
 
@@ -237,19 +237,19 @@ def _list_emoji() -> Iterator[Emoji]:
 
 def clean(name: str) -> str:
     """A name as a text: ``:man_running:`` and ``MAN RUNNING`` both become ``man running``."""
-    spaced = " ".join(re.sub(r"[:_]|(?<=\w)-(?=\w)", " ", name).split())
-    return spaced.lower() if spaced.isupper() else spaced
+    words = " ".join(re.sub(r"[:_]|(?<=\w)-(?=\w)", " ", name).split())
+    return words.lower() if words.isupper() else words
 
 
 def _merge_equal_drawings(entries: Iterator[Emoji]) -> list[Emoji]:
-    drawn: dict[str, Emoji] = {}
+    by_drawing: dict[str, Emoji] = {}
     for entry in entries:
-        same = drawn.setdefault(entry.drawing, entry)
+        same = by_drawing.setdefault(entry.drawing, entry)
         if same is not entry:
             known = set(map(normal_text, same.names))
             same.names += [name for name in entry.names if normal_text(name) not in known]
             same.first_names |= entry.first_names
-    return list(drawn.values())
+    return list(by_drawing.values())
 
 
 def _set_concepts(entries: Sequence[Emoji]) -> None:
@@ -278,5 +278,5 @@ def _without_people(name: str) -> str:
 
 
 def _without_gender(points: Sequence[int]) -> str:
-    kept = [0x1F9D1 if point in PEOPLE else point for point in points if point not in GENDER]
-    return "-".join(f"{point:X}" for point in dict.fromkeys(kept))  # one of a kind stands for several
+    people = [0x1F9D1 if point in PEOPLE else point for point in points if point not in GENDER]
+    return "-".join(f"{point:X}" for point in dict.fromkeys(people))  # one of a kind stands for several

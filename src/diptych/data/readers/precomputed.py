@@ -255,10 +255,10 @@ def _compare_widths(stores: Sequence[ImageStore], root: Path, problems: Problems
 
 def _compare_ids(ids: Mapping[str, list[str] | None], root: Path, problems: Problems) -> None:
     """Refuse an id in two splits; ``test`` lies within ``testall`` by design."""
-    seen: dict[str, str] = {}
-    for split, found in ids.items():
-        for image_id in dict.fromkeys(found or ()):
-            other = seen.setdefault(image_id, split)
+    split_of: dict[str, str] = {}
+    for split, names in ids.items():
+        for image_id in dict.fromkeys(names or ()):
+            other = split_of.setdefault(image_id, split)
             if other != split and {other, split} != {"test", "testall"}:
                 message = f"image id '{image_id}' is in two splits, {other} and {split}"
                 problems.error("in two splits", root, message, "leave it in one of them")

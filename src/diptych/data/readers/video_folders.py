@@ -54,8 +54,8 @@ def fill_hgr(
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
     problems = draft.problems
     root = path / "ordered_feature" / ("MP" if mean else "SA")
-    found = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
-    folder = features_folder(root, found, features, "features: put each kind into a folder of its own.")
+    folders = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
+    folder = features_folder(root, folders, features, "features: put each kind into a folder of its own.")
     texts = read_json(path / TEXTS, problems)
     texts = texts if isinstance(texts, dict) else {}
     stores: list[ImageStore] = []
@@ -63,8 +63,8 @@ def fill_hgr(
         where = path / "public_split" / f"{short}_names.npy"
         if not where.exists():
             continue
-        kept, store = _store(folder, short, _names(where), mean, frames, problems)
-        for name in kept:
+        names, store = _store(folder, short, _names(where), mean, frames, problems)
+        for name in names:
             row = draft.image(name, split, where)
             if name not in texts:
                 problems.error("missing text", path / TEXTS, f"no text of '{name}'", "a list of texts")
@@ -76,10 +76,10 @@ def fill_hgr(
 
 def _names(path: Path) -> list[str]:
     try:
-        found: Any = np.load(path, allow_pickle=False)
+        names: Any = np.load(path, allow_pickle=False)
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is no array of names ({error}): save one of dtype=str.") from error
-    return [one.decode() if isinstance(one, bytes) else str(one) for one in found.reshape(-1).tolist()]
+    return [one.decode() if isinstance(one, bytes) else str(one) for one in names.reshape(-1).tolist()]
 
 
 def _store(
@@ -90,15 +90,15 @@ def _store(
         if len(store) != len(names):
             message = f"{len(store)} rows for {len(names)} names"
             problems.error("counts", folder / f"{short}_ft.npy", message, "one row per video, in their order")
-        kept = min(len(store), len(names))
-        return names[:kept], StoreRows(store, np.arange(kept))
+        count = min(len(store), len(names))
+        return names[:count], StoreRows(store, np.arange(count))
     path = folder / f"{short}_ft.hdf5"
     forms = [(name, key) for name in names for key in (name, name.replace("/", "_"))]
     keys = held_in_hdf5(path, [key for _, key in forms])
-    held = {name: key for name, key in forms if key in keys}
-    missing = [name for name in names if name not in held]
+    key_of = {name: key for name, key in forms if key in keys}
+    missing = [name for name in names if name not in key_of]
     problems.missing(missing, len(names), str(path), "one data set (frames, D) per video")
-    return list(held), HDF5Frames(path, list(held.values()), frames)
+    return list(key_of), HDF5Frames(path, list(key_of.values()), frames)
 
 
 def fill_dual_encoding(
@@ -107,26 +107,28 @@ def fill_dual_encoding(
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
     problems = draft.problems
     stores: list[ImageStore] = []
-    known: dict[Path, tuple[ArrayStore, dict[str, NDArray[np.int64]]]] = {}
+    arrays: dict[Path, tuple[ArrayStore, dict[str, NDArray[np.int64]]]] = {}
     for file in _texts(path):
         root = file.parent.parent / "FeatureData"
-        found = sorted(str(one.parent.relative_to(root)) for one in root.rglob("feature.bin"))
-        folder = features_folder(root, found, features, "feature.bin: put the features of the videos there.")
-        if folder not in known:
+        folders = sorted(str(one.parent.relative_to(root)) for one in root.rglob("feature.bin"))
+        folder = features_folder(
+            root, folders, features, "feature.bin: put the features of the videos there."
+        )
+        if folder not in arrays:
             store = _array(folder)
-            known[folder] = store, _rows_of(folder, len(store), problems)
-        store, rows_of = known[folder]
+            arrays[folder] = store, _rows_of(folder, len(store), problems)
+        store, rows_of = arrays[folder]
         name = _SPLIT.search(file.name.removesuffix(".caption.txt").lower())
         split = SPLIT_NAMES[name[1]] if name else UNSPLIT
         texts = _texts_of(file, problems)
         missing = [video for video in texts if video not in rows_of]
         problems.missing(missing, len(texts), str(folder), "rows of every video that has a text")
-        kept = [video for video in texts if video in rows_of]
-        for video in kept:
+        videos = [video for video in texts if video in rows_of]
+        for video in videos:
             row = draft.image(video, split, file)
             for where, text in texts[video]:
                 draft.text(row, text, where)
-        stores.append(FrameRows(store, [rows_of[video] for video in kept], frames))
+        stores.append(FrameRows(store, [rows_of[video] for video in videos], frames))
     return StoreChain(stores)
 
 
@@ -165,9 +167,9 @@ def _rows_of(folder: Path, count: int, problems: Problems) -> dict[str, NDArray[
     if len(names) != count:
         problems.error("counts", folder / "id.txt", f"{len(names)} names for {count} rows", "one per row")
     place = {name: row for row, name in enumerate(names[:count])}
-    listed = folder / "video2frames.txt"
-    if listed.exists():
-        frames = _literal(listed)
+    frames_file = folder / "video2frames.txt"
+    if frames_file.exists():
+        frames = _literal(frames_file)
         rows = {str(video): [place[n] for n in map(str, own) if n in place] for video, own in frames.items()}
     else:
         rows = {}

@@ -83,22 +83,22 @@ def _files(path: Path) -> list[Path]:
 def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Problems) -> dict[str, _Clip]:
     """The videos of 1k-A: those of the test list with its one text each, and those to train on."""
     test = {row["video_id"]: row["sentence"] for row in _csv_rows(root / TEST_1K_A, "video_id", "sentence")}
-    listed = root / f"MSRVTT_train.{train}.csv"
-    if listed.is_file():
-        training = [row["video_id"] for row in _csv_rows(listed, "video_id")]
+    train_file = root / f"MSRVTT_train.{train}.csv"
+    if train_file.is_file():
+        training = [row["video_id"] for row in _csv_rows(train_file, "video_id")]
     elif train == "9k":
         training = [name for name in clips if name not in test]
     else:
-        raise SettingsError(f"train='{train}' is unknown: {listed} does not exist.")
+        raise SettingsError(f"train='{train}' is unknown: {train_file} does not exist.")
     for name in (name for name in (*training, *test) if name not in clips):
         problems.error("list", root, f"'{name}' is listed but not in the JSON", "use files of one release")
-    chosen = {name: replace(clips[name], split="train") for name in training if name in clips}
-    held = {
+    train_clips = {name: replace(clips[name], split="train") for name in training if name in clips}
+    test_clips = {
         name: replace(clips[name], split="test", texts=[text], where=str(root / TEST_1K_A))
         for name, text in test.items()
         if name in clips
     }
-    return {**chosen, **held}
+    return {**train_clips, **test_clips}
 
 
 def _csv_rows(path: Path, *columns: str) -> list[dict[str, str]]:
@@ -128,12 +128,12 @@ def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems)
         return
     entries = entries if isinstance(entries, dict) else {}
     for video in _objects(entries, "videos", file, problems):
-        name, given = (
+        name, split = (
             str(video.get("video_id", "")),
             str(video.get("split") or split_in_name(file.stem) or UNSPLIT),
         )
         clips[name] = _Clip(
-            str(file), TRAINING.get(given, canonical_split(given)), category=video.get("category")
+            str(file), TRAINING.get(split, canonical_split(split)), category=video.get("category")
         )
     for sentence in _objects(entries, "sentences", file, problems):
         name = str(sentence.get("video_id", ""))
@@ -145,24 +145,24 @@ def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems)
 
 
 def _objects(entries: dict[str, Any], name: str, file: Path, problems: Problems) -> Iterator[dict[str, Any]]:
-    found = entries.get(name)
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    objects = entries.get(name)
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
         problems.error("json", file, f"'{name}' is not a list of objects", "the file as MSR-VTT publishes it")
         return
-    yield from found
+    yield from objects
 
 
-def _features(root: Path, given: Path | None, names: list[str], frames: int) -> tuple[list[str], ImageStore]:
-    if given is not None and given.is_file():
-        there = held_in_hdf5(given, names)
-        held = [name for name in names if name in there]
-        return held, HDF5Frames(given, held, frames)
-    folder = root if given is None else given
+def _features(root: Path, place: Path | None, names: list[str], frames: int) -> tuple[list[str], ImageStore]:
+    if place is not None and place.is_file():
+        there = held_in_hdf5(place, names)
+        known = [name for name in names if name in there]
+        return known, HDF5Frames(place, known, frames)
+    folder = root if place is None else place
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist: give the folder of the frame features.")
-    found = {file.stem: file for file in sorted(folder.rglob("*.npy"))}
-    held = [name for name in names if name in found]
-    return held, FrameFiles([found[name] for name in held], frames)
+    files = {file.stem: file for file in sorted(folder.rglob("*.npy"))}
+    known = [name for name in names if name in files]
+    return known, FrameFiles([files[name] for name in known], frames)
 
 
 READER = Reader(_files, fill, files=False)

@@ -289,38 +289,40 @@ def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None)
     """
     if not path.is_file():
         raise DataError(f"the shard {path} does not exist: copy it, or shorten the pattern in the manifest.")
-    found = path.stat()
-    identity = f"{FORMAT}\0{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{','.join(names)}"
-    kept = cache_folder(cache_dir) / f"shard-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.npz"
-    shard = _load(kept, path)
+    status = path.stat()
+    identity = f"{FORMAT}\0{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{','.join(names)}"
+    file = cache_folder(cache_dir) / f"shard-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.npz"
+    shard = _load(file, path)
     if shard is None:
         shard = _list(path, names)
         # it only saves time: without it the next start lists the tar again
         with suppress(OSError, StorageError):
-            write_bytes(kept, _packed(shard))
+            write_bytes(file, _pack(shard))
     return shard
 
 
 def _list(path: Path, names: Sequence[str]) -> TarShard:
-    found = AllProblems()
+    problems = AllProblems()
     keys: list[str] = []
     offsets, sizes, texts, image_of = [], [], [], []
-    for sample in scan(path, found):
+    for sample in scan(path, problems):
         where = f"{path}/{sample.key}"
         lines = [line for line in _texts(sample.take_texts(names)) if line]
         if sample.image is None:
-            found.error("missing image", where, "texts without an image", "add the image or remove the texts")
-        elif not lines and any(problem.file.startswith(f"{where}.") for problem in found.all):
+            problems.error(
+                "missing image", where, "texts without an image", "add the image or remove the texts"
+            )
+        elif not lines and any(problem.file.startswith(f"{where}.") for problem in problems.all):
             continue  # its text was noted as broken when the tar was listed
         elif not lines:
-            found.error("no text", where, f"no text in {' or '.join(names)}, and no .txt", "write one")
+            problems.error("no text", where, f"no text in {' or '.join(names)}, and no .txt", "write one")
         else:
             image_of += [len(keys)] * len(lines)
             texts += lines
             keys.append(sample.key)
             offsets.append(sample.image.offset)
             sizes.append(sample.image.size)
-    fatal = next((problem for problem in found.all if problem.kind in FATAL), None)
+    fatal = next((problem for problem in problems.all if problem.kind in FATAL), None)
     if fatal is not None:
         raise DataError(str(fatal))
     return TarShard(
@@ -330,7 +332,7 @@ def _list(path: Path, names: Sequence[str]) -> TarShard:
         StringColumn.of(keys),
         StringColumn.of(texts),
         np.array(image_of, dtype=np.int64),
-        tuple(found.all),
+        tuple(problems.all),
     )
 
 
@@ -342,7 +344,7 @@ def _texts(value: object) -> Iterator[str]:
             yield " ".join(text.split())
 
 
-def _packed(shard: TarShard) -> bytes:
+def _pack(shard: TarShard) -> bytes:
     buffer = io.BytesIO()
     problems = json.dumps([problem.as_dict() for problem in shard.skipped]).encode()
     columns: dict[str, Any] = {"offsets": shard.offsets, "sizes": shard.sizes, "image_of": shard.image_of}
@@ -353,10 +355,10 @@ def _packed(shard: TarShard) -> bytes:
     return buffer.getvalue()
 
 
-def _load(kept: Path, path: Path) -> TarShard | None:
+def _load(file: Path, path: Path) -> TarShard | None:
     """An index from the cache folder; None where there is none, or a damaged one."""
     try:
-        with np.load(io.BytesIO(CACHE.read(kept)), allow_pickle=False) as data:
+        with np.load(io.BytesIO(CACHE.read(file)), allow_pickle=False) as data:
             columns = {
                 name: StringColumn(data[f"{name}_blob"].tobytes(), data[f"{name}_ends"])
                 for name in ("keys", "texts")
