@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from commands import refused
 from PIL import Image
 
 from diptych import Retriever, errors
+from diptych.addresses import download
 from diptych.aggregators import GPO, GeM, KMax
 from diptych.aggregators.labels import LabelHead
 from diptych.cache import contents
@@ -33,7 +35,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.augmentation import PictureAugmentation
 from diptych.data.captions import Captions
 from diptych.data.concepts import word_vectors
-from diptych.data.corrections import add_noise, data_hash
+from diptych.data.corrections import add_noise, data_hash, read_corrections
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.decode.video_files import Video
@@ -48,6 +50,7 @@ from diptych.encoders.dual import load_dual
 from diptych.encoders.regions import Regions
 from diptych.encoders.shared import TokenTransformer
 from diptych.errors import (
+    AddressError,
     CheckpointError,
     DataError,
     DiptychError,
@@ -61,6 +64,7 @@ from diptych.errors import (
 )
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.classes import class_recall, open_class_list, stored_features
+from diptych.evaluation.compare import compare as compare_reports
 from diptych.evaluation.judgements import judge_lists, load_judgements
 from diptych.evaluation.metrics import count_ranks, retrieval_metrics
 from diptych.evaluation.protocols import EvaluationProtocol, protocol_named
@@ -68,17 +72,20 @@ from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.senteval import read_senteval
 from diptych.evaluation.shards import evaluate_vectors
+from diptych.evaluation.trec import read_qrels, read_runs
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.opening import open_index
 from diptych.index.engines.postgres.database import Database
 from diptych.index.ingest.collection_files import CollectionFiles
 from diptych.index.ingest.target import Target, check_clash
+from diptych.index.models import open_model
 from diptych.index.protocol import Item, Precision
 from diptych.index.query.filters import parse_filter
 from diptych.index.query.parse import parse_query
 from diptych.interaction.sgraf import SGR
 from diptych.model.scores import EmbeddingScores, MatrixScores, MeanScores
+from diptych.names import call
 from diptych.objectives.contrast import Contrast, CoupledQueue
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.expressions import parse_objective
@@ -87,9 +94,11 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
 from diptych.recipes.towers import check_fixed
+from diptych.registries import POOLINGS
+from diptych.reports.audit import read_page
 from diptych.runs.audit import audit
 from diptych.runs.embeddings import import_embeddings
-from diptych.runs.judge import Claim, fitted_scores
+from diptych.runs.judge import Claim, fitted_scores, judge
 from diptych.runs.plan import Demand
 from diptych.runtime.folder import Probes, compare
 from diptych.runtime.model import RuntimeModel
@@ -99,8 +108,10 @@ from diptych.targets.columns import Column
 from diptych.training.checkpoint import read_run
 from diptych.vectors.embed import parse_part
 from diptych.web.limits import Limits
+from diptych.web.serve import serve
 
 ROW = np.array([1, 0, 0], np.float32)
+GROUP = Group("x", {"a": 1.0}, "a", Facts({"data": "emoji"}))
 PACKAGE = Path(errors.__file__).parent
 
 
@@ -157,6 +168,11 @@ def corrections(folder: Path, lines: str) -> Captions:
 def noisy(folder: Path, content: Any) -> object:
     """That table with noise of a file."""
     return add_noise(open_captions(corrected_table(folder)), str(put(folder, "n.npy", content)))
+
+
+def trec(folder: Path, lines: str) -> MatrixScores:
+    """The scores of a run, image to text, over that table."""
+    return read_runs(open_captions(corrected_table(folder)), image_to_text=put(folder, "r.txt", lines))
 
 
 def regions(folder: Path, name: str, content: bytes | None) -> Captions:
@@ -373,8 +389,68 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "--shard 5/4 names no part: parts of 4 are called 1/4, 2/4, 3/4 and 4/4."),
         (lambda _: TrainingSettings(learning_rate=-1.0), "--learning_rate is -1.0: it must be at least 0."),
         (lambda _: TrainingSettings(learning_rate=float("nan")), "--learning_rate is nan: give a number."),
+        (lambda _: POOLINGS.find("acmee:Pool"),
+         "there is no module 'acmee' for the pooling 'acmee:Pool': install its package or put its folder on "
+         "PYTHONPATH."),
+        (lambda _: POOLINGS.find("os:getcwdd"),
+         "the module 'os' has no 'getcwdd' for the pooling 'os:getcwdd': name a class that it defines."),
+        (lambda _: POOLINGS.find("os:Abort"),
+         "the module 'os' has no 'Abort' for the pooling 'os:Abort': did you mean abort?"),
+        (lambda _: POOLINGS.find("os:abort"),
+         "os:abort is no pooling: name a class derived from diptych.aggregators.Aggregator."),
+        (lambda _: POOLINGS.check_saved("acmee:Pool"),
+         "the saved settings name the pooling 'acmee:Pool', and a file does not make its module run: give the flag "
+         "again, or set DIPTYCH_PLUGINS=acmee."),
+        (lambda _: POOLINGS.__setitem__("mean", "os:abort"),
+         "there is a pooling 'mean' already: give the one that a plugin adds another name."),
+        (lambda _: call(lambda margin: None, "the objective mine"),
+         "the objective mine needs the argument 'margin', which is no setting here: give it a default value."),
+        (lambda _: compare_reports([], Report((GROUP,))),
+         "a comparison has two sides: give at least one result for each."),
+        (lambda _: compare_reports(Report((GROUP,)), Report((Group("y", {"b": 1.0}, "b", Facts({})),))),
+         "these results have no group in common (x and y): evaluate both alike."),
+        (lambda _: compare_reports(Report((GROUP,)), Report((GROUP,)), ["colour"]),
+         "allow names 'colour', which is not a protocol field: these are data."),
+        (lambda _: compare_reports(
+            Report((GROUP,)), Report((Group("x", {"a": 1.0}, "a", Facts({"data": "photos"})),))),
+         "these results are not comparable: their data differs (emoji and photos); evaluate both alike."),
+        (lambda p: open_model(p, backend="tpu"), "there is no backend 'tpu': choose torch or onnx."),
+        (lambda p: open_model(p, "cuda", backend="onnx"),
+         "the backend onnx computes in float32 on the CPU: leave out --device and --compute_precision, or use "
+         "--backend torch."),
+        (lambda p: serve(p, p, port=70000),
+         "port 70000 does not exist: choose one from 1 to 65535, or 0 for a free one."),
+        (lambda p: serve(p, p, host="0.0.0.0"),
+         "other machines can reach 0.0.0.0: give a token (--token), or bind to 127.0.0.1."),
+        (lambda p: serve(p, p, private=True), "a private service needs a token: give one (--token)."),
+        (lambda p: serve(p, p, private=True, token="a" * 32, audit=(b"", "")),
+         "a browser opens the page of an audit without a token: open its file, or serve on loopback."),
+        (lambda p: judge([p / "a.npy"] * 3, corrected_table(p), split="train"),
+         "3 files: give a score matrix (.npy), the vectors of images and of texts (two .npy), or one or two TREC "
+         "runs."),
     ],
     DataError: [
+        (lambda p: trec(p, "a.png Q0 a.png#0 1 high me\n"),
+         "FOLDER/r.txt, line 1 is not 6 words with a finite number at place 5: correct the line."),
+        (lambda p: trec(p, "a.png Q0 z.png#0 1 0.5 me\n"),
+         "FOLDER/r.txt, line 1: there is no 'z.png#0' among the texts of FOLDER/m.csv: give its own ids."),
+        (lambda p: trec(p, "a.png Q0 a.png#0 1 0.5 me\n" * 2),
+         "FOLDER/r.txt, line 2: the pair is listed twice: keep one line for each pair."),
+        (lambda p: trec(p, "a.png Q0 a.png#0 1 0.5 me\n"),
+         "FOLDER/r.txt lists 1 items for 'a.png': list at least 2 for each query."),
+        (lambda p: read_qrels(put(p, "q.txt", "a.png 0 a.png#0 0\n"), open_captions(corrected_table(p)), "images"),
+         "FOLDER/q.txt has no relevant pair: give lines 'query 0 item 1'."),
+        (lambda p: read_qrels(p / "q.txt", open_captions(corrected_table(p)), "images"),
+         "FOLDER/q.txt cannot be read ([Errno 2] No such file or directory: 'FOLDER/q.txt'): give a text file."),
+        (lambda p: read_page(put(p, "audit.html", b"<html>")),
+         "FOLDER/audit.html is no page of an audit: give the audit.html of diptych audit."),
+        (lambda p: read_page(p / "audit.html"),
+         "cannot read FOLDER/audit.html (No such file or directory): give the audit.html of diptych audit."),
+        (lambda p: read_corrections(put(p, "c.csv", "image,text\n")),
+         "FOLDER/c.csv has the columns image,text: corrections have image_id,text_id,verdict,by,data."),
+        (lambda p: corrections(p, "a.png,a.png#0,matches,me,HASH\n"),
+         "FOLDER/c.csv says 'matches' of image 'a.png' and text 'a.png#0', which are a pair of FOLDER/m.csv: 'keep' "
+         "and 'wrong' are for pairs, 'matches' is for other images."),
         (lambda p: foreign_vectors(p),
          "the vectors are not those of this model: 1 picture encoded again, worst cosine 0.0000 with them "
          "(at least 0.999 is needed), nothing was imported; name the model that made them, or "
@@ -593,7 +669,19 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "emoji is not in the format 'karpathy': expected dataset_coco.json or dataset_flickr30k.json and "
          "images."),
     ],
+    AddressError: [
+        (lambda _: download("ftp://example.org/a.jpg", 100, inf),
+         "ftp://example.org/a.jpg is not a web address: write it as https://host/path."),
+        (lambda _: download("http://127.0.0.1/a.jpg", 100, inf),
+         "127.0.0.1 is not on the public internet: give the image itself instead."),
+        (lambda _: download("http://[::1/a.jpg", 100, inf),
+         "http://[::1/a.jpg is not a web address (Invalid IPv6 URL): check how it is written."),
+    ],
     ImageError: [
+        (lambda _: open_image(b"<svg>" + b" " * 20_000_000, name="a.svg"),
+         "a.svg is an SVG of more than 20 MB: simplify it."),
+        (lambda _: open_image(b'<svg><image href="b.png"/></svg>', name="a.svg"),
+         "a.svg is an SVG that refers to other files, which are not opened: embed them."),
         (lambda p: open_image(p / "a.svg"), "FOLDER/a.svg does not exist: check the path."),
         (lambda p: open_image(p), "FOLDER is a folder: give the path of one image."),
         (lambda _: open_image(b'junk', name="train.tar/7.jpg"),
@@ -728,6 +816,17 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
 }
 
 COMMANDS = {
+    "ablate vse-infinity":
+        "--table is missing: choose one of 1, 2, 3, 4, 5, 6, 7, 8, sides, baselines.",
+    "ablate codr": "there is no paper or recipe 'codr': did you mean coder?",
+    "export runtim FOLDER": "there is no exporter 'runtim': did you mean runtime?",
+    "model verify FOLDER":
+        "FOLDER has no probes to compare: write them with diptych export runtime FOLDER.",
+    "search x.index": 'there is nothing to search for: give "two parrots", ./picture.jpg or --like ID.',
+    "search x.index dog --reranker FOLDER": "--reranker re-ranks the top N hits: give --rerank N too.",
+    "train vse-infinity --data emoji --output_dir FOLDER/run --image_pool meen":
+        "there is no pooling 'meen': did you mean mean?",
+    "train rigde --data emoji": "there is no recipe 'rigde': did you mean ridge?",
     "compare FOLDER/plain.json FOLDER/equal.json":
         "FOLDER/plain.json cannot be read (No such file or directory): give a report saved as JSON.",
     "evaluate hf:tiny/clip":

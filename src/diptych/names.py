@@ -167,13 +167,8 @@ class Registry:
         return thing
 
     def unknown(self, name: str) -> SettingsError:
-        """The refusal of a name that nothing has, with the nearest."""
-        import difflib
-
-        near = difflib.get_close_matches(name, list(self), n=1)
-        return SettingsError(
-            f"there is no {self.kind} '{name}': {f'did you mean {near[0]}?' if near else f'use {self.choices}.'}"
-        )
+        """The refusal of a name that nothing has."""
+        return unknown_name(self.kind, name, list(self), self.choices)
 
     def _import_class(self, name: str) -> Any:
         """The class that a person named as ``module:Class``."""
@@ -207,6 +202,15 @@ class Registry:
 
     def _kind_names(self) -> str:
         return " or ".join(base.replace(":", ".") for base in self.bases)
+
+
+def unknown_name(kind: str, name: str, names: Sequence[str], choices: str = "") -> SettingsError:
+    """The refusal of a name that nothing has, with the nearest, or else all that may be written."""
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"use {choices or ', '.join(names)}."
+    return SettingsError(f"there is no {kind} '{name}': {advice}")
 
 
 def call(make: Any, what: str, settings: Any = None, **given: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from diptych.cli.flags import PATH, Command, option, settings_flags, together, user_flags
+from diptych.names import unknown_name
 from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.settings import setting_names
@@ -25,10 +26,11 @@ class TableCommands(click.Group):
         return papers() if self.name == "reproduce" else [*papers(), *recipes]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a paper or recipe."""
-        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
-            self.add_command(_command(cmd_name, published=self.name == "reproduce"))
-        return super().get_command(ctx, cmd_name)
+        """The command of a paper or recipe, made now."""
+        names = self.list_commands(ctx)
+        if cmd_name not in names:
+            raise unknown_name("paper" if self.name == "reproduce" else "paper or recipe", cmd_name, names)
+        return _command(cmd_name, published=self.name == "reproduce")
 
 
 @click.group(cls=TableCommands)

@@ -177,17 +177,6 @@ class RegistryGroup(click.Group):
             )
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the arguments start with; a name that is none of them gets the nearest one as advice."""
-        if args and not args[0].startswith("-"):
-            try:
-                self.registry.check(args[0])
-            except SettingsError as error:
-                ctx.fail(str(error))
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with the help of their entries, by section: a help page imports none of them."""
         entries = self.registry.entries()

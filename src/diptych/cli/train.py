@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Recipes(click.Group):
-    """A command for each recipe; those of plugins are made when they are asked for, or listed."""
+    """A command for each recipe, made when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the recipes."""
@@ -29,11 +29,8 @@ class Recipes(click.Group):
         return list(RECIPES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a recipe."""
-        recipe = RECIPES.get(cmd_name)
-        if recipe is not None:
-            self.add_command(_train_command(recipe))
-        return super().get_command(ctx, cmd_name)
+        """The command of a recipe, made now."""
+        return _train_command(RECIPES.find(cmd_name))
 
 
 @click.group(cls=Recipes)
