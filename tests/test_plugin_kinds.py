@@ -1,4 +1,7 @@
-"""The other kinds of names from outside: encoders, a backbone, teachers, an objective, judgements, an exporter."""
+"""The other kinds of names from outside: a recipe, encoders, teachers, an objective, judgements, an exporter.
+
+An engine of a package of its own is tested in ``test_own_engine.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small import photos, precomputed
-from test_plugins import package, ran, run, small
+from test_plugins import package, ran, refusal, run, small
 
 from diptych import create_index
 from diptych.evaluation.report import Report
@@ -93,7 +96,15 @@ def ids(place):
     with open_index(place) as index:
         click.echo(f"{index.info.counts['image']} images")
 """
+RECIPE = """
+from dataclasses import replace
+from diptych.recipes.vse_infinity import RECIPE
+
+MINE = replace(RECIPE, name="mine", title="VSE∞ by another name")
+"""
 POINTS = """
+[diptych.recipes]
+mine = kinds_recipe:MINE
 [diptych.image_encoders]
 line = kinds_encoders:Line
 [diptych.text_encoders]
@@ -119,6 +130,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package(
         tmp_path_factory.mktemp("kinds"), "kinds", POINTS, kinds_encoders=ENCODERS, kinds_backbone=BACKBONE,
         kinds_teacher=TEACHER, kinds_objective=OBJECTIVE, kinds_judged=JUDGED, kinds_exporter=EXPORTER,
+        kinds_recipe=RECIPE,
     )  # fmt: skip
 
 
@@ -162,3 +174,15 @@ def test_an_exporter(kinds: Path, tmp_path: Path) -> None:
     assert "ids" in run("export", "--help", path=kinds).stdout
     assert run("export", "ids", tmp_path / "index", path=kinds).stdout == "3 images\n"
     assert ran(kinds) == {"kinds_exporter"}
+
+
+def test_a_recipe(kinds: Path, tmp_path: Path) -> None:
+    ran(kinds)
+    assert "VSE∞ by another name" in run("train", "--help", path=kinds).stdout
+    data, folder = precomputed(tmp_path / "toy_precomp", train=24, dev=8), tmp_path / "run"
+    ran(kinds)
+    run(*small("mine", data), "--output_dir", folder, path=kinds)
+    assert ran(kinds) == {"kinds_recipe"}
+    run("evaluate", folder, "--data", data, "--bootstrap=0", path=kinds)
+    assert "did you mean mine?" in refusal("train", "mien", "--data", data, path=kinds)
+    assert json.loads((folder / "run.json").read_text())["recipe"] == "mine"
