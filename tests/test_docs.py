@@ -22,7 +22,7 @@ from generated_docs import pages as made_pages
 from small import pictures, texts
 
 from diptych import __version__
-from diptych.cli import main, underscored
+from diptych.cli import main, with_underscores
 from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
 from diptych.training.checkpoint import FREE_TO_CHANGE
@@ -109,7 +109,7 @@ def check(command: Written) -> None:
         node.make_context(context.info_name, list(words))
     known = flags_of(node) | {"--help", "--version"}
     for word in words:
-        flag = "--" + underscored(word.split("=")[0].removeprefix("--")) if word.startswith("--") else word
+        flag = "--" + with_underscores(word.split("=")[0].removeprefix("--")) if word.startswith("--") else word
         if flag.startswith("--") and flag not in known:
             raise click.NoSuchOption(flag, ctx=context)
 
@@ -179,7 +179,7 @@ def test_commands_are_found() -> None:
 @pages
 def test_flags_named_in_a_sentence_exist(page: Path) -> None:
     named = {
-        "--" + underscored(code.split()[0].split("=")[0][2:])
+        "--" + with_underscores(code.split()[0].split("=")[0][2:])
         for code in inline(page)
         if re.match(r"--[a-z]", code)
     }
