@@ -380,7 +380,7 @@ def test_controls_that_cannot_work_are_absent(browser: Any, tmp_path: Path) -> N
 
 
 def test_pairs_of_an_audit_are_judged_by_keyboard(browser: Any, folder: Path, tmp_path: Path) -> None:
-    file, picture = tmp_path / "audit.html", data("red", "ring")
+    file, picture = tmp_path / "audit.html", base64.b64decode(data("red", "ring"))
     pairs = [
         Question(f"{n}.png", f"{n}#0", f"text {n}", ["another"], "far", picture=picture) for n in range(3)
     ]
@@ -405,6 +405,9 @@ def test_pairs_of_an_audit_are_judged_by_keyboard(browser: Any, folder: Path, tm
             context.close()
         with pytest.raises(SettingsError, match="without a token"):
             serve(folder / "index", ColourModel(), token=TOKEN, private=True, audit=read_page(file))
+        file.write_text(content.replace('"use strict";', '"use strict"; // of another version'))
+        with pytest.raises(DataError, match="another version"):
+            read_page(file)
         file.write_text("<html>")
         for wrong in (file, tmp_path / "none.html"):
             with pytest.raises(DataError, match=r"audit\.html"):

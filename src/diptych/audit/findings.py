@@ -166,15 +166,15 @@ def _explained(fit: Fit, first: int, last: int, usual: float) -> LostOrder:
     return LostOrder(first, last, None, bool(gain.mean() > SURE * gain.std() / np.sqrt(len(gain))))
 
 
-def whole_shift(x: NDArray[Any], v: NDArray[Any], image_of: Rows) -> tuple[int | None, float]:
-    """The shift of all texts under which data that fit nothing do fit, None where there is none; and the mean z."""
+def whole_shift(x: NDArray[Any], v: NDArray[Any], image_of: Rows) -> int | None:
+    """The shift of all texts under which data that fit nothing do fit, None where there is none."""
     found = {}
     for shift in (-3, -2, -1, 1, 2, 3):
         owner = (image_of + shift) % len(x)
         fit = fit_features(x, v, owner)
         found[shift] = float(fit.pictures.pairs(owner, np.arange(len(owner))).mean())
     best = max(found, key=lambda shift: found[shift])
-    return (best if found[best] >= NO_FIT else None), found[best]
+    return best if found[best] >= NO_FIT else None
 
 
 def _fit_of_groups(fit: Fit, rows: Rows, shift: int) -> float:

@@ -226,16 +226,19 @@ class Captions:
         first = range(min(PREVIEW_IMAGES, len(self.images)))
         some = self.subset(first)
         texts = [" · ".join(some.texts[n] for n in rows) for rows in some.texts_of()]
-        cards = [(_small(self.images, row), self.image_ids[row], texts[row]) for row in first]
+        cards = [
+            (small_jpeg(self.images, row, notebook.SIDE), self.image_ids[row], texts[row]) for row in first
+        ]
         return notebook.gallery(cards, repr(self))
 
 
-def _small(images: ImageStore, row: int) -> bytes | None:
+def small_jpeg(images: ImageStore, row: int, side: int) -> bytes | None:
+    """A thumbnail; None for features and for what cannot be read."""
     try:
         image = images[row]
     except (DataError, OSError):
         return None
-    return make_thumbnail(image, notebook.SIDE) if isinstance(image, Image.Image) else None
+    return make_thumbnail(image, side) if isinstance(image, Image.Image) else None
 
 
 def first_of_each(names: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:

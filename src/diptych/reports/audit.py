@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from PIL import Image
-
-from diptych.data.captions import ImageStore
 from diptych.data.corrections import COLUMNS
-from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError
 
 PAGE = Path(__file__).with_suffix(".html")
@@ -32,23 +28,13 @@ class Question:
     others: Sequence[str]  # the image's own (other) texts
     why: str
     matches: bool = False
-    picture: str = ""  # base64 of a JPEG
-
-
-def picture_of(images: ImageStore, row: int) -> str:
-    """A small JPEG in base64, empty for features and for what cannot be read."""
-    try:
-        found = images[row]
-    except (DataError, OSError):
-        return ""
-    if not isinstance(found, Image.Image):
-        return ""
-    return base64.b64encode(make_thumbnail(found, SIDE)).decode()
+    picture: bytes | None = None  # a JPEG
 
 
 def audit_page(title: str, summary: Sequence[str], questions: Sequence[Question], data_hash: str) -> str:
     """The whole file; verdicts stay in the browser until they are downloaded."""
-    content = {"data": data_hash, "columns": COLUMNS, "questions": [asdict(one) for one in questions]}
+    asked = [asdict(one) | {"picture": base64.b64encode(one.picture or b"").decode()} for one in questions]
+    content = {"data": data_hash, "columns": COLUMNS, "questions": asked}
     inside = json.dumps(content).replace("<", "\\u003c")
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in summary)
     parts = {"TITLE": html.escape(title), "SUMMARY": lines, "CONTENT": inside}
@@ -63,11 +49,13 @@ def read_page(file: Path) -> tuple[bytes, str]:
         raise DataError(
             f"cannot read {file} ({error.strerror}): give the audit.html of diptych audit."
         ) from error
-    if b'<script id="content"' not in content:
-        raise DataError(f"{file} is no page of an audit: give the audit.html of diptych audit.")
     policy = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     for tag in ("script", "style"):
         (inline,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE.read_text("utf-8"), re.DOTALL)
+        if inline.encode() not in content:
+            raise DataError(
+                f"{file} is no page of an audit, or that of another version: run diptych audit again."
+            )
         digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
         policy += f"; {tag}-src 'sha256-{digest}'"
     return content, policy

@@ -25,14 +25,14 @@ from diptych.audit.findings import (
     whole_shift,
 )
 from diptych.audit.fit import VOTERS, Fit, Wrong, compared, find_wrong, fit_features
-from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split
+from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split, small_jpeg
 from diptych.data.corrections import COLUMNS, data_hash, text_names
 from diptych.data.formats import open_captions, split_options
 from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable, unopenable
 from diptych.devices import pick_device
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.model.retriever import Retriever
-from diptych.reports.audit import Question, audit_page, picture_of
+from diptych.reports.audit import SIDE, Question, audit_page
 from diptych.runs.reading import encode_split
 from diptych.storage import write_text
 from diptych.training.teachers import Teachers
@@ -167,7 +167,7 @@ class Audit:
 
     def questions(self) -> list[Question]:
         """What the page asks: the worst pairs, then the best missing positives."""
-        texts_of, wrong = self.captions.texts_of(), self.wrong
+        texts_of, wrong, images = self.captions.texts_of(), self.wrong, self.captions.images
         pairs = [
             (
                 int(self.captions.image_of[row]),
@@ -181,7 +181,7 @@ class Audit:
                   for one in self.missing[:LISTED]]  # fmt: skip
         return [
             Question(
-                **self._ids(image, text), why=why, matches=matches, picture=picture_of(self.captions.images, image),
+                **self._ids(image, text), why=why, matches=matches, picture=small_jpeg(images, image, SIDE),
                 others=[self.captions.texts[row] for row in texts_of[image].tolist() if row != text],
             )
             for image, text, why, matches in pairs
@@ -253,7 +253,7 @@ def audit_vectors(
     if model is not None:
         notes.append(f"{model} may have learned the wrong pairs of its own training data by heart.")
     if wrong.z.mean() < NO_FIT:
-        shift = None if model else whole_shift(x, v, captions.image_of)[0]
+        shift = None if model else whole_shift(x, v, captions.image_of)
         how = (
             f"Texts fit the images {abs(shift)} {'after' if shift > 0 else 'before'} theirs." if shift else ""
         )
