@@ -493,6 +493,20 @@ def test_an_index_of_another_model_is_refused_for_writing_and_told_for_reading(
     assert "cosine" in diptych("index", "verify", place, status=1).output
 
 
+def test_an_index_is_not_verified_with_other_weights(model: Path, photos: Path, tmp_path: Path) -> None:
+    own, made = shutil.copytree(model, tmp_path / "model"), tmp_path / "photos.index"
+    diptych("index", own, photos, "--index", made, "--no_cache")
+    assert diptych("index", "verify", made).stdout == "sound\n"
+    shutil.rmtree(own)
+    changed = picture_model()
+    with torch.no_grad():
+        next(changed.text.parameters()).add_(1.0)  # one layer
+    changed.save_pretrained(own)
+    said = diptych("index", "verify", made, status=1).stdout
+    assert open_model(model).fingerprint() in said
+    assert open_model(own).fingerprint() in said
+
+
 def test_a_model_folder_is_shown_and_verified(model: Path, tmp_path: Path) -> None:
     shown = diptych("model", "info", model).output
     assert open_model(model).fingerprint() in shown

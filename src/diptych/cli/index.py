@@ -238,15 +238,18 @@ def verify(place: str) -> None:
     from diptych.index.engines.opening import open_index
     from diptych.index.models import open_model
     from diptych.index.places import check_items, model_place
+    from diptych.index.protocol import other_model
 
     with open_index(place) as opened:
         faults = opened.verify(show_progress=True)
         for kind, found in ({} if faults else _recalls(opened)).items():
             echo(f"{kind}: {found}")
         try:
-            model = open_model(model_place(opened, None), fingerprint=opened.info.fingerprint)
-            if model.fingerprint() == opened.info.fingerprint:
-                check_items(opened, model)
+            name, made = model_place(opened, None), (opened.info.model, opened.info.fingerprint)
+            model = open_model(name, fingerprint=made[1])
+            if model.fingerprint() != made[1]:
+                raise RuntimeFault(str(other_model(place, made, (name, model.fingerprint()))))
+            check_items(opened, model)
         except RuntimeFault as other:
             faults = [*faults, str(other)]
         except DiptychError as error:
