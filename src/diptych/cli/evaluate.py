@@ -124,10 +124,7 @@ class _Sides(click.Command):
 @option("--split", "split to evaluate runs on", "val")
 @option("--protocol", f"protocol to evaluate runs under: {PROTOCOLS.choices}", "plain")
 @option(
-    "--draws",
-    "resamples of the interval and of the paired test (0: none)",
-    10_000,
-    type=click.IntRange(0),
+    "--draws", "resamples of the interval and of the paired test (0: none)", 10_000, type=click.IntRange(0)
 )
 @option("--metric", "metric to rank systems by (default: the primary one, for three or more)")
 @detect_flag

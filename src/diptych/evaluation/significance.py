@@ -100,11 +100,7 @@ def over_folds(
 
 
 def intervals_of(
-    metrics: Mapping[str, Queries],
-    images: int,
-    draws: int,
-    rng: np.random.Generator,
-    total: str = "",
+    metrics: Mapping[str, Queries], images: int, draws: int, rng: np.random.Generator, total: str = ""
 ) -> dict[str, tuple[float, float]]:
     """The interval of each mean, and of their sum, called ``total``, where that has a name; none without draws."""
     if not draws:
