@@ -24,7 +24,7 @@ from diptych.audit.findings import (
     near_pictures,
     whole_shift,
 )
-from diptych.audit.fit import VOTERS, Fit, Wrong, compared, find_wrong, fit_features
+from diptych.audit.fit import FOLDS, VOTERS, Fit, Wrong, compared, find_wrong, fit_features
 from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split, small_jpeg
 from diptych.data.corrections import COLUMNS, data_hash, text_names
 from diptych.data.formats import open_captions, split_options
@@ -242,7 +242,11 @@ def audit_vectors(
     seed: int = 0,
 ) -> Audit:
     """The audit of captions whose images (N, C) and texts (M, D) have these vectors; ``data`` is their hash."""
-    fit = _fit(x, v, captions, model, seed)
+    if model is None:
+        fit = fit_features(x, v, captions.image_of, seed=seed)
+    else:
+        fold_of = np.random.default_rng(seed).permutation(len(x)) % FOLDS
+        fit = compared(x - x.mean(axis=0), v - v.mean(axis=0), captions.image_of, fold_of)
     wrong = find_wrong(fit, seed=seed)
     missing, tried = missing_positives(fit, wrong, seed=seed)
     notes = []
@@ -275,14 +279,6 @@ def place_of(store: ImageStore, row: int) -> str:
     if hasattr(store, "member"):
         return Path(store.member(row).tar).name
     return Path(store.path(row)).parent.name if hasattr(store, "path") else ""
-
-
-def _fit(x: NDArray[Any], v: NDArray[Any], captions: Captions, model: str | None, seed: int) -> Fit:
-    if model is None:
-        return fit_features(x, v, captions.image_of, seed=seed)
-    fold_of = np.random.default_rng(seed).permutation(len(x)) % 5
-    image, text = (np.asarray(side, np.float32) for side in (x, v))
-    return compared(image - image.mean(axis=0), text - text.mean(axis=0), captions.image_of, fold_of)
 
 
 def _vectors(

@@ -38,12 +38,9 @@ def compare(
         change = {row.metric: row.change for row in diptych.compare(report_a, report_b).rows}
     """
     results = [[side] if isinstance(side, Report | str | Path) else list(side) for side in (a, b)]
-    first, second = _read(results, options)
-    saved = not any(isinstance(one, Report) for side in results for one in side)
-    return compare_reports(
-        _reports(first), _reports(second), names=(_names(first), _names(second)) if saved else None, draws=draws,
-        detect=detect,
-    )  # fmt: skip
+    (first, second), (one, two) = _parted(_read(results, options))
+    saved = not any(isinstance(result, Report) for side in results for result in side)
+    return compare_reports(first, second, names=(one, two) if saved else None, draws=draws, detect=detect)
 
 
 def compare_runs(
@@ -66,7 +63,7 @@ def compare_runs(
     sides = _read([results, *others] if others else [[one] for one in results], options)
     if not others and len(results) > 2:
         sides = _by_system([one for (one,) in sides])
-    reports, names = [_reports(side) for side in sides], [_names(side) for side in sides]
+    reports, names = _parted(sides)
     if len(sides) == 2 and metric is None:
         return compare_reports(reports[0], reports[1], names=(names[0], names[1]), draws=draws, detect=detect)
     return rank(reports, names=names, metric=metric, draws=draws, detect=detect)
@@ -76,12 +73,8 @@ Side = list[tuple[str, Report]]
 """The results of one system with their names, one for each seed."""
 
 
-def _names(side: Side) -> list[str]:
-    return [name for name, _ in side]
-
-
-def _reports(side: Side) -> list[Report]:
-    return [report for _, report in side]
+def _parted(sides: Sequence[Side]) -> tuple[list[list[Report]], list[list[str]]]:
+    return [[one for _, one in side] for side in sides], [[name for name, _ in side] for side in sides]
 
 
 def _read(sides: Sequence[Sequence[Result]], options: dict[str, Any]) -> list[Side]:
