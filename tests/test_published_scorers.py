@@ -220,10 +220,10 @@ def cusa_state(tokens: int, uni: bool = True) -> State:
     state = drawn(shapes, 5)
     one = torch.tensor(0.05)
     return state | {
-        f"{clip}logit_scale": torch.tensor(4.6),
         "tau": one,
-        "cross_tau": one,
-        "uni_the_softlabel_tau": one,
+        "cross_tau": 2 * one,
+        "cross_the_softlabel_tau": 3 * one,
+        "uni_tau_image": 4 * one,
     }
 
 
@@ -285,7 +285,7 @@ def test_a_published_cusa_checkpoint_gives_its_own_vectors(tmp_path: Path) -> No
             images, texts = model.encode_image([picture], view=view), model.encode_text(["a dog"], view=view)
             assert torch.allclose(images[0].double(), cusa_image(exact, pixels, head), atol=1e-5)
             assert torch.allclose(texts[0].double(), cusa_text(exact, ids, head), atol=1e-5)
-        assert model.image.encoder.temperature == pytest.approx(float(np.exp(-4.6)))
+        assert model.image.encoder.temperature == pytest.approx(0.05)
     torch.save({"model": cusa_state(tokens, uni=False), "config": {}}, file)
     assert import_cusa(file, model=str(folder)).encode_image([picture], view="uni").shape == (1, 12)
     assert "--model" in refused("import", "cusa", file, tmp_path / "other")

@@ -2,11 +2,11 @@
 
 VSE∞'s code saves ``{"model": [image encoder, text encoder], "opt": Namespace, …}``, each encoder a dict of tensors;
 SGRAF's saves the same with a third state, of the pair scorer; CUSA's saves ``{"model": state, "config": …}``, OpenAI's
-CLIP below ``clip_model`` and a LayerNorm and a linear layer for each head.
+CLIP without its scale below ``clip_model``, a LayerNorm and a linear layer for each head, and the temperatures.
 
 ``VSE_INFINITY``, ``SGRAF`` and ``CUSA`` turn each name there, behind ``image.``, ``text.`` or ``scorer.`` where the
 states are several, into the name here: every substitution in its order. What becomes empty has no place here: layers
-that their code makes and never uses, biases that change no softmax, temperatures.
+that their code makes and never uses, biases that change no softmax, temperatures of the soft labels.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ SGRAF = {
     r"\.sim_graph_w\.": ".mix.",
 }
 CUSA = {
-    r"^(cross_|uni_)?(the_softlabel_)?tau(_image|_text)?$": "",
+    r"^(cross_|uni_)(the_softlabel_)?tau(_image|_text)?$": "",
     r"^ln_cross_(image|text)_projection\.": r"\1.aggregator.head.0.",
     r"^cross_(image|text)_projection\.": r"\1.aggregator.head.1.",
     r"^ln_uni_(image|text)_projection\.": r"branches.uni.\1_head.0.",
@@ -215,8 +215,8 @@ def _as_here(state: State) -> dict[str, Tensor]:
                 made[name.replace("in_proj_", f"{letter}_proj.")] = part
         elif name in ("clip_model.visual.proj", "clip_model.text_projection"):
             made[name] = value.T
-        elif name == "clip_model.logit_scale":
-            made[name] = torch.stack([value.float(), torch.zeros_like(value.float())])
+        elif name == "tau":  # of the contrastive loss: that code takes CLIP's own scale out
+            made["clip_model.logit_scale"] = torch.stack([-value.float().log(), torch.zeros(())])
         else:
             made[name] = value
     return made
