@@ -254,6 +254,10 @@ def test_mistakes_are_named_before_anything_is_trained(
     assert "5000" in refused(*arguments("coder", "4", data, tmp_path / "runs", clusters=5000))
     sts = ["ablate", "cusa", "--table", "hosts", "--data", f"f30k={data}", "--data", f"sts={data}"]
     assert "SentEval" in refused(*sts, "--output_dir", tmp_path / "runs", *flags(QUICK))
+    hosts = arguments("cusa", "hosts", f"f30k={data}", tmp_path / "runs")
+    for name, teacher, wrong in (("SGR", "text", "bigru"), ("SGR + USA", "image", "lite0")):
+        said = refused(*hosts, "--row", "SGR", "--row", name, f"--{teacher}_teacher", wrong)
+        assert "teach" in said
     for content, words in (
         (np.arange(7), "7 rows"),
         (np.full(130, 26), "row 26"),

@@ -104,6 +104,11 @@ class UniModal:
     text_teacher: str = "minilm"
     cache_dir: Path | None = None
 
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Refuse a teacher that is not there, where it will be asked."""
+        if len(np.unique(captions.image_of)) >= FEWEST:
+            _teacher(self.text_teacher)
+
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
         captions, view = data.captions, uni_view(model)
         texts = model.encode_text(data.texts, view=view, show_progress=show_progress)

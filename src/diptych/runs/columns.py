@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +32,7 @@ from diptych.targets.columns import fill_targets
 from diptych.training.checkpoint import RunCard
 from diptych.training.prepare import prepare, ready_views
 from diptych.training.session import Session
-from diptych.training.teachers import Teachers
+from diptych.training.teachers import teachers_of
 
 STEPS = 3  # steps made; the first is not timed where there are more
 TIMES = 10  # that a teacher is timed
@@ -134,14 +134,7 @@ def teacher_costs(settings: Any, captions: Captions) -> dict[str, dict[str, floa
     where = torch.device(training_device("auto"))
     found: dict[str, dict[str, float]] = {}
     for live in (True, False):
-        teachers = Teachers(
-            settings.image_teacher,
-            settings.text_teacher,
-            live=("image", "text") if live else (),
-            space=settings.image_teacher_space,
-            project=settings.teacher_projection,
-            image_size=settings.teacher_image_size or 224,
-        )
+        teachers = replace(teachers_of(settings), live=("image", "text") if live else ())
         columns = teachers.columns(some, device=where, show_progress=False)
         for side, name in (("image", IMAGE_TEACHER), ("text", TEXT_TEACHER)):
             read = columns[name].rows

@@ -15,10 +15,10 @@ from diptych.evaluation.protocols import EvaluationProtocol, rules_of
 from diptych.evaluation.retrieval import check_captions
 from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.reading import open_split
-from diptych.runs.train import noisy, training_splits
+from diptych.runs.train import checked_method, noisy, training_splits
 from diptych.settings import TrainingSettings, setting_names, to_json
 from diptych.tables import PaperTable, TableGroup, TableRow
-from diptych.training.loading import check_batch_size
+from diptych.training.teachers import Teachers
 
 NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 BARE = ""  # the name of data that were given without one
@@ -154,11 +154,10 @@ def _check_measured(cell: Cell, wanted: TableRequest) -> None:
 
 def _check_built(cell: Cell, settings: TrainingSettings, wanted: TableRequest) -> None:
     """Whether the method can be built, trained and validated, and its measures read the split."""
-    (training, validation), _ = noisy(training_splits(open_captions(cell.path)), settings.noise)
-    method = RECIPES[cell.row.recipe].build(settings, training)
-    check_data(method.evaluators, method.retriever, validation)
-    if method.solver is None:
-        check_batch_size(training, settings.batch_size, 1)
+    parts, _ = noisy(training_splits(open_captions(cell.path)), settings.noise)
+    method, _ = checked_method(RECIPES[cell.row.recipe], settings, parts)
+    for teachers in (one for one in method.targets if isinstance(one, Teachers)):
+        teachers.check(parts[0])
     if cell.group.kind == "test" and not cell.other:
         view = open_split(cell.path, split_for(cell, wanted))
         check_data(method.evaluators, method.retriever, view)

@@ -131,7 +131,7 @@ def run_recipe(
         captions, parts, left_out, card = open_run(recipe, settings, data)
         if resume:
             checkpoint.check_resumable(folder, card)
-        method, where = _build(recipe, settings, parts, objective, device)
+        method, where = checked_method(recipe, settings, parts, objective, device)
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         how: dict[str, Any] = {"device": where, "cache_dir": cache_dir, "show_progress": show_progress}
@@ -208,8 +208,12 @@ def noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
     return (training, parts[1]), about
 
 
-def _build(
-    recipe: Recipe, settings: TrainingSettings, parts: Splits, given: Objective | None, where: str
+def checked_method(
+    recipe: Recipe,
+    settings: TrainingSettings,
+    parts: Splits,
+    given: Objective | None = None,
+    where: str = "auto",
 ) -> tuple[Method, str]:
     """The method and its device, with everything refused that can be before what takes time."""
     training, validation = parts

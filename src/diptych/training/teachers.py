@@ -64,24 +64,33 @@ class Teachers:
         show_progress: bool = True,
     ) -> ArrayStore:
         """(N, dim), a row per image."""
-        name, live = self._source, "image" in self.live
-        if name.endswith(VECTOR_FILES):
+        live = "image" in self.live
+        if self._source.endswith(VECTOR_FILES):
             if live:
                 raise SettingsError(
-                    f"{name} holds vectors already: live teachers need a model, give its name."
+                    f"{self._source} holds vectors already: live teachers need a model, give its name."
                 )
             return read_vectors(
-                name, captions.image_ids, cache_dir, project=self.project, show_progress=show_progress
+                self._source, captions.image_ids, cache_dir, project=self.project, show_progress=show_progress
             )
-        if name == "auto":
-            name = "stored" if holds_features(captions.images) else "lite0"
-        teacher: ImageTeacher | StoredTeacher
-        if name == "stored":
-            teacher = StoredTeacher(self.project)
-        else:
-            teacher = named.image_teacher(name, self.image_size, self.space, self.project)
+        teacher = self._of_images(captions)
+        if isinstance(teacher, ImageTeacher):
             teacher.backbone.to(device)
         return vectors_of_images(teacher, captions.images, cache_dir, live=live, show_progress=show_progress)
+
+    def check(self, captions: Captions) -> None:
+        """Refuse models that are not there, or cannot look at these images, before anything is trained."""
+        if not self._source.endswith(VECTOR_FILES):
+            self._of_images(captions).check(captions.images)
+        named.text_teacher(self.text, self.project)
+
+    def _of_images(self, captions: Captions) -> ImageTeacher | StoredTeacher:
+        name = self._source
+        if name == "auto":
+            name = "stored" if holds_features(captions.images) else "lite0"
+        if name == "stored":
+            return StoredTeacher(self.project)
+        return named.image_teacher(name, self.image_size, self.space, self.project)
 
     @property
     def opens_every_picture(self) -> bool:
