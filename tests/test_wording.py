@@ -920,7 +920,7 @@ COMMANDS = {
     "ablate coder --table 2 --data coco=FOLDER": "the table 2 has no data named 'coco': it takes f30k.",
     "ablate vse-infinity --table 6 --data FOLDER": "the table 6 reads no data: leave out --data FOLDER.",
     "ablate coder --table 2 --data emoji --row nothing":
-        "the table has no row 'nothing': its rows are triplet, DCL, + M-DCL, + concept, + prototypes.",
+        "the table has no row 'nothing': its rows are triplet; DCL; + M-DCL; + concept; + prototypes.",
     "ablate coder --table 2 --data emoji --vary epsilon": "--vary epsilon: give a setting and its values, as in "
         "epsilon=0.05,0.1,0.2.",
     "ablate coder --table 2 --data emoji --vary epsilon=high": "epsilon = high: it must be of type float.",

@@ -128,7 +128,7 @@ class PaperTable:
         """The row of this name."""
         known = {row.name: row for row in self.rows}
         if name not in known:
-            raise SettingsError(f"the table has no row '{name}': its rows are {', '.join(known)}.")
+            raise SettingsError(f"the table has no row '{name}': its rows are {'; '.join(known)}.")
         return known[name]
 
     def of_recipe(self, recipe: str) -> PaperTable:

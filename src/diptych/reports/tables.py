@@ -51,23 +51,14 @@ class TableResults:
     def cells(self) -> list[list[str]]:
         """The table as text: a head, then for each row what was published and what was measured."""
         several = len(self.groups) > 1
-        head = ["row", ""]
-        for group in self.groups:
-            head += [f"{group.title}: {one}" if several else one for one in self.columns(group).values()]
-        lines = [head]
+        places = [(group, *column) for group in self.groups for column in self.columns(group).items()]
+        lines = [["row", "", *(f"{group.title}: {head}" if several else head for group, _, head in places)]]
         for row in self.rows:
-            published = [
-                f"{row.published[group.name][metric]:,.{group.digits}f}"
-                if metric in row.published.get(group.name, {})
-                else ""
-                for group in self.groups
-                for metric in self.columns(group)
-            ]
-            measured = [
-                mean_and_interval(self.values(row, group, metric), group.digits)
-                for group in self.groups
-                for metric in self.columns(group)
-            ]
+            published, measured = list[str](), list[str]()
+            for group, metric, _ in places:
+                printed = row.published.get(group.name, {}).get(metric)
+                published.append("" if printed is None else f"{printed:,.{group.digits}f}")
+                measured.append(mean_and_interval(self.values(row, group, metric), group.digits))
             name = row.name
             if any(published) or row.published_only:
                 lines.append([name, "published", *published])
