@@ -109,7 +109,9 @@ def check(command: Written) -> None:
         node.make_context(context.info_name, list(words))
     known = flags_of(node) | {"--help", "--version"}
     for word in words:
-        flag = "--" + with_underscores(word.split("=")[0].removeprefix("--")) if word.startswith("--") else word
+        flag = (
+            "--" + with_underscores(word.split("=")[0].removeprefix("--")) if word.startswith("--") else word
+        )
         if flag.startswith("--") and flag not in known:
             raise click.NoSuchOption(flag, ctx=context)
 

@@ -120,7 +120,7 @@ def test_texts_are_cut_at_the_limit(captions: Captions, tmp_path: Path) -> None:
     short = built(captions, max_tokens=7)[0].retriever.text_input
     ids = short([long, "the dog"])
     assert ids.mask.sum(1).tolist() == [7, 4]
-    assert short.spelled(ids.values[0].tolist()) == ["<start>", *WORDS[9:14], "<end>"]
+    assert short.spell(ids.values[0].tolist()) == ["<start>", *WORDS[9:14], "<end>"]
     folder = bert_folder(tmp_path / "bert")
     pieces = built(captions, text_encoder=str(folder), max_tokens=9)[0].retriever.text_input
     assert pieces([long]).mask.sum() == 9

@@ -207,12 +207,12 @@ def _content(paper: str) -> dict[str, Any]:
 
 
 def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: str) -> PaperTable:
-    given = {"source": title, **entry}
-    groups = {key: _group(key, **one) for key, one in given.pop("groups", {}).items()}
-    rows = tuple(_row(groups, recipe, **one) for one in given.pop("rows", ()))
-    drawn = given.pop("figure", None)
-    figure = None if drawn is None else Figure(**drawn)
-    return PaperTable(paper, name, groups=tuple(groups.values()), rows=rows, figure=figure, **given)
+    fields = {"source": title, **entry}
+    groups = {key: _group(key, **one) for key, one in fields.pop("groups", {}).items()}
+    rows = tuple(_row(groups, recipe, **one) for one in fields.pop("rows", ()))
+    figure_fields = fields.pop("figure", None)
+    figure = None if figure_fields is None else Figure(**figure_fields)
+    return PaperTable(paper, name, groups=tuple(groups.values()), rows=rows, figure=figure, **fields)
 
 
 def _group(

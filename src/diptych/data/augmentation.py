@@ -160,36 +160,36 @@ class PictureAugmentation:
         )
 
 
-def apply(drawn: PictureDraw, picture: Image.Image) -> Image.Image:
+def apply(draw: PictureDraw, picture: Image.Image) -> Image.Image:
     """Do to an RGB picture what was drawn."""
-    for step in steps(drawn, picture).values():
+    for step in steps(draw, picture).values():
         picture = step
     return picture
 
 
-def steps(drawn: PictureDraw, picture: Image.Image) -> dict[str, Image.Image]:
+def steps(draw: PictureDraw, picture: Image.Image) -> dict[str, Image.Image]:
     """The picture after each step that was drawn, by name, in order."""
-    found = {"crop": _cropped(picture, drawn)}
+    found = {"crop": _crop(picture, draw)}
     last = found["crop"]
-    if drawn.flipped:
+    if draw.flipped:
         last = found["flip"] = last.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if drawn.blur is not None:
-        last = found["blur"] = last.filter(ImageFilter.GaussianBlur(drawn.blur))
-    if drawn.jitter is not None:
-        last = found["colour jitter"] = _jittered(last, *drawn.jitter)
-    if drawn.grey:
+    if draw.blur is not None:
+        last = found["blur"] = last.filter(ImageFilter.GaussianBlur(draw.blur))
+    if draw.jitter is not None:
+        last = found["colour jitter"] = _jitter(last, *draw.jitter)
+    if draw.grey:
         found["grey"] = last.convert("L").convert("RGB")
     return found
 
 
-def _cropped(picture: Image.Image, drawn: PictureDraw) -> Image.Image:
-    width, height = max(1, round(picture.width * drawn.width)), max(1, round(picture.height * drawn.height))
-    left = min(int(drawn.left * (picture.width - width + 1)), picture.width - width)
-    top = min(int(drawn.top * (picture.height - height + 1)), picture.height - height)
+def _crop(picture: Image.Image, draw: PictureDraw) -> Image.Image:
+    width, height = max(1, round(picture.width * draw.width)), max(1, round(picture.height * draw.height))
+    left = min(int(draw.left * (picture.width - width + 1)), picture.width - width)
+    top = min(int(draw.top * (picture.height - height + 1)), picture.height - height)
     return picture.crop((left, top, left + width, top + height))
 
 
-def _jittered(
+def _jitter(
     picture: Image.Image, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Image.Image:
     """x·b; then c·x + (1 − c)·mean grey; then s·x + (1 − s)·grey; then the hue turned. Each rounds to 8 bits."""
@@ -224,13 +224,13 @@ TRIES = 10  # windows that are drawn before the whole picture is taken
 Operation = Callable[[Image.Image, float], Image.Image]
 
 
-def _moved(picture: Image.Image, *change: float) -> Image.Image:
+def _move(picture: Image.Image, *change: float) -> Image.Image:
     return picture.transform(
         picture.size, Image.Transform.AFFINE, change, Image.Resampling.BILINEAR, fillcolor=GREY
     )
 
 
-def _enhanced(kind: type[ImageEnhance.Brightness | ImageEnhance.Sharpness]) -> Operation:
+def _enhance(kind: type[ImageEnhance.Brightness | ImageEnhance.Sharpness]) -> Operation:
     return lambda picture, share: kind(picture).enhance(abs(share) * 1.8 + 0.1)
 
 
@@ -238,12 +238,12 @@ OPERATIONS: dict[str, Operation] = {
     "identity": lambda picture, share: picture,
     "autocontrast": lambda picture, share: ImageOps.autocontrast(picture),
     "equalize": lambda picture, share: ImageOps.equalize(picture),
-    "brightness": _enhanced(ImageEnhance.Brightness),
-    "sharpness": _enhanced(ImageEnhance.Sharpness),
-    "shear x": lambda picture, share: _moved(picture, 1, share * SHEAR, 0, 0, 1, 0),
-    "shear y": lambda picture, share: _moved(picture, 1, 0, 0, share * SHEAR, 1, 0),
-    "translate x": lambda picture, share: _moved(picture, 1, 0, share * SHIFT, 0, 1, 0),
-    "translate y": lambda picture, share: _moved(picture, 1, 0, 0, 0, 1, share * SHIFT),
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "sharpness": _enhance(ImageEnhance.Sharpness),
+    "shear x": lambda picture, share: _move(picture, 1, share * SHEAR, 0, 0, 1, 0),
+    "shear y": lambda picture, share: _move(picture, 1, 0, 0, share * SHEAR, 1, 0),
+    "translate x": lambda picture, share: _move(picture, 1, 0, share * SHIFT, 0, 1, 0),
+    "translate y": lambda picture, share: _move(picture, 1, 0, 0, 0, 1, share * SHIFT),
     "rotate": lambda picture, share: picture.rotate(share * TURN, Image.Resampling.BILINEAR, fillcolor=GREY),
 }
 

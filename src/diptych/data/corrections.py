@@ -187,13 +187,13 @@ def add_noise(captions: Captions, noise: str) -> tuple[Captions, Noise]:
     What is drawn depends on the data and the ratio alone: runs of other seeds train on the same pairs.
     """
     own = captions.image_of
-    new_owner, digest, drawn = _noisy(captions, noise)
+    new_owner, digest, ratio_and_unit = _noisy(captions, noise)
     images, intact = np.unique(own), np.unique(own[new_owner == own])
     wrong = float(np.mean(new_owner != own)) if len(own) else 0.0
     owners = np.zeros(len(captions.images), np.int64)
     owners[own] = new_owner  # for each image, that of its last text
     together = len(images) < len(own) and bool((owners[own] == new_owner).all())
-    ratio, unit = drawn or (round(wrong, 2), "image" if together else "text")
+    ratio, unit = ratio_and_unit or (round(wrong, 2), "image" if together else "text")
     about = Noise(noise, ratio, unit, wrong, (len(images) - len(intact)) / max(1, len(images)), digest)
     every = np.arange(len(own))
     return with_pairs(captions, every, new_owner, f"noise in the training pairs: {about}."), about

@@ -200,10 +200,10 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
     """
     columns = {column: value for column, value in (options or {}).items() if column in COLUMNS}
     if name is not None:
-        named = format_named(name)
-        if not named.matches(as_path(path)) and not (columns and named.name == "manifest"):
-            raise DataError(f"{path} is not in the format '{name}': expected {named.description}.")
-        return named
+        data_format = format_named(name)
+        if not data_format.matches(as_path(path)) and not (columns and data_format.name == "manifest"):
+            raise DataError(f"{path} is not in the format '{name}': expected {data_format.description}.")
+        return data_format
     place = as_path(path)
     if columns:
         from diptych.data.readers import manifest

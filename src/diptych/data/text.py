@@ -35,7 +35,7 @@ from diptych.storage import MODEL
 if TYPE_CHECKING:
     from diptych.data.augmentation import WordAugmentation
 
-_TOKENIZING = threading.Lock()
+_TOKENIZER_LOCK = threading.Lock()
 CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
 
 
@@ -74,7 +74,7 @@ class TextInput(ABC):
         """How words are masked, replaced and deleted at this rate."""
         raise SettingsError(f"{type(self).__name__} cannot augment words: use a BiGRU or a text transformer.")
 
-    def spelled(self, ids: Sequence[int]) -> list[str]:
+    def spell(self, ids: Sequence[int]) -> list[str]:
         """How the tokens of these ids are written, for people to read."""
         return [str(number) for number in ids]
 
@@ -96,8 +96,8 @@ class FlatTexts:
 
     def runs(self, rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where some texts begin, and how long they are."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        return self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
+        numbers = np.asarray(rows, dtype=np.int64)
+        return self.offsets[numbers], self.offsets[numbers + 1] - self.offsets[numbers]
 
 
 class TokenTexts(FlatTexts):
@@ -229,7 +229,7 @@ class WordInput(TextInput):
         choices = np.arange(len(self.words), dtype=np.int64)
         return WordAugmentation(rate, self._ids[MASK], choices, keep_a_word=keep_a_word)
 
-    def spelled(self, ids: Sequence[int]) -> list[str]:
+    def spell(self, ids: Sequence[int]) -> list[str]:
         return [self.words[number] for number in ids]
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class WordPieceInput(HubInput):
         backend = self.tokenizer.backend_tokenizer
         encode = backend.encode_batch_fast if fast else backend.encode_batch
         for start in range(0, len(texts), CHUNK):
-            with _TOKENIZING:  # the tokenizer keeps these between calls
+            with _TOKENIZER_LOCK:  # the tokenizer keeps these between calls
                 backend.no_padding()
                 backend.enable_truncation(self.max_length, direction=self.tokenizer.truncation_side)
                 encodings = encode(list(texts[start : start + CHUNK]), add_special_tokens=True)
@@ -300,7 +300,7 @@ class WordPieceInput(HubInput):
         choices = np.fromiter(sorted(self.tokenizer.get_vocab().values()), dtype=np.int64)
         return WordAugmentation(rate, self._mask_id, choices, keep_a_word=keep_a_word)
 
-    def spelled(self, ids: Sequence[int]) -> list[str]:
+    def spell(self, ids: Sequence[int]) -> list[str]:
         return list(self.tokenizer.convert_ids_to_tokens(list(ids)))
 
     def content_arguments(self) -> dict[str, Any]:

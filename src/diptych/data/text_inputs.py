@@ -35,8 +35,8 @@ class FixedTexts:
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """Token ids (B, W) int64; ``rng`` changes nothing."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        return Sets(self.ids[chosen].astype(np.int64), self.mask[chosen])
+        numbers = np.asarray(rows, dtype=np.int64)
+        return Sets(self.ids[numbers].astype(np.int64), self.mask[numbers])
 
 
 @part

@@ -22,7 +22,7 @@ _KARPATHY = re.compile(
     r"\s*\{.{0,200}?\"images\"\s*:\s*\[\s*\{.*?\"(?:sentids|sentences|filename)\"", re.DOTALL
 )
 _DATASET = re.compile(r"\s*\{\s*\"dataset\"\s*:\s*\"\w+\"\s*,\s*\"images\"", re.DOTALL)
-_LISTED = re.compile(r"\s*\[\s*\{.*?\"(?:" + "|".join(IMAGE_COLUMNS) + r")\"\s*:", re.DOTALL)
+_ROWS = re.compile(r"\s*\[\s*\{.*?\"(?:" + "|".join(IMAGE_COLUMNS) + r")\"\s*:", re.DOTALL)
 _BY_NAME = re.compile(r"\s*\{\s*\"(?P<name>(?:[^\"\\]|\\.)+)\"\s*:\s*[\"\[]")
 
 
@@ -87,7 +87,7 @@ def lists(path: Path) -> list[Path]:
 def _is_list(start: str) -> bool:
     """Whether a file that begins so holds objects with an image, or texts by the names of images."""
     by_name = _BY_NAME.match(start)
-    return _LISTED.match(start) is not None or (by_name is not None and is_image(by_name["name"]))
+    return _ROWS.match(start) is not None or (by_name is not None and is_image(by_name["name"]))
 
 
 def fill_lists(draft: Draft, path: Path) -> Path:

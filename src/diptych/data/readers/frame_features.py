@@ -71,8 +71,8 @@ class HDF5Frames(FrameStore):
             self._file = open_hdf5(self.path)
         label = f"{self.path}, '{self.items[index]}'"
         try:
-            stored = self._file[self.items[index]]
-            values = stored[evenly(len(stored), self.frames)] if stored.ndim == 2 else stored[()]
+            rows = self._file[self.items[index]]
+            values = rows[evenly(len(rows), self.frames)] if rows.ndim == 2 else rows[()]
         except (OSError, KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
             raise DataError(f"{label} cannot be read ({error}): copy the file again.") from error
         rows = _as_rows(np.asarray(values), label)
@@ -112,8 +112,8 @@ def features_folder(folder: Path, found: Sequence[str], name: str | None, missin
         return folder / str(name)
     if not found:
         raise DataError(f"{folder} holds no {missing}")
-    asked = f"no features '{name}'" if name else "several kinds of features"
-    raise DataError(f"{folder} holds {asked}: choose with PATH?features=NAME, one of {', '.join(found)}.")
+    what = f"no features '{name}'" if name else "several kinds of features"
+    raise DataError(f"{folder} holds {what}: choose with PATH?features=NAME, one of {', '.join(found)}.")
 
 
 def held_in_hdf5(path: Path, names: Iterable[str]) -> set[str]:

@@ -34,7 +34,7 @@ from diptych.errors import DataError, MissingExtra, at_least
 KEY = "feat"
 SECONDS = 600.0  # that a file may take on a machine with other work
 BYTES = 16_000_000_000  # that the process may take
-SAID, MISSING = 3, 4  # how the process ends with a sentence, or without scipy
+FAULT, MISSING = 3, 4  # how the process ends with a sentence, or without scipy
 
 
 def read_mat(path: Path) -> NDArray[np.bool_]:
@@ -43,16 +43,20 @@ def read_mat(path: Path) -> NDArray[np.bool_]:
         raise DataError(f"{path} is missing: the folder needs the tags and the labels of every split.")
     start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; work(sys.argv[1])"
     try:
-        done = subprocess.run([sys.executable, "-c", start, str(path)], capture_output=True, timeout=SECONDS)
+        result = subprocess.run(
+            [sys.executable, "-c", start, str(path)], capture_output=True, timeout=SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise DataError(f"{path} takes more than {SECONDS:g} s to read: copy it again.") from None
-    if done.returncode == MISSING:
+    if result.returncode == MISSING:
         raise MissingExtra("scipy", "mat", "reading .mat files")
-    if done.returncode == SAID:
-        raise DataError(done.stdout.decode("utf-8", "replace"))
-    if done.returncode != 0:
-        raise DataError(f"{path} is damaged (reading it ended with status {done.returncode}): copy it again.")
-    table: NDArray[np.bool_] = np.load(io.BytesIO(done.stdout), allow_pickle=False)
+    if result.returncode == FAULT:
+        raise DataError(result.stdout.decode("utf-8", "replace"))
+    if result.returncode != 0:
+        raise DataError(
+            f"{path} is damaged (reading it ended with status {result.returncode}): copy it again."
+        )
+    table: NDArray[np.bool_] = np.load(io.BytesIO(result.stdout), allow_pickle=False)
     return table
 
 
@@ -64,10 +68,10 @@ def work(path: str) -> None:
     except ImportError:
         sys.exit(MISSING)
     except (DataError, MemoryError) as error:
-        said = str(error) or f"{path} needs more memory than there is: copy it again."
-        sys.stdout.buffer.write(said.encode("utf-8", "replace"))
+        sentence = str(error) or f"{path} needs more memory than there is: copy it again."
+        sys.stdout.buffer.write(sentence.encode("utf-8", "replace"))
         sys.stdout.flush()
-        sys.exit(SAID)
+        sys.exit(FAULT)
     np.save(sys.stdout.buffer, table)
 
 
@@ -97,7 +101,7 @@ def _table(path: str) -> NDArray[np.bool_]:
 TAG_LISTS = ("common_tags.txt", "TagList1k.txt")
 REGION_CLASSES = "region_classes"
 REGIONS = 36  # regions per image, as in the supplement
-UNTAGGED = "untagged"  # the text of an image without any tag: a text is never empty
+NO_TAG = "untagged"  # the text of an image without any tag: a text is never empty
 
 
 def parts(path: Path) -> dict[str, str]:
@@ -154,7 +158,7 @@ def _add(draft: Draft, path: Path, split: str, file: str, tags: Sequence[str], m
         if classes is not None:
             columns[REGION_CLASSES] = LazyRow(classes, row)
         at = draft.image(f"{split}/{row}", split, path, labels=columns)
-        draft.text(at, " ".join(tags[t] for t in np.flatnonzero(table[row]).tolist()) or UNTAGGED, path)
+        draft.text(at, " ".join(tags[t] for t in np.flatnonzero(table[row]).tolist()) or NO_TAG, path)
     return images
 
 

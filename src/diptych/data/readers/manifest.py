@@ -62,8 +62,8 @@ def tables(path: Path) -> list[Path]:
         return []
     files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
     # a folder may hold one .txt per image, so only a file of that name is looked into
-    named = [f for f in files if f.suffix.lower() != ".txt" or "caption" in f.name.lower()]
-    return sorted(f for f in named if f.suffix.lower() in (*TABLES, ".jsonl"))
+    tables = [f for f in files if f.suffix.lower() != ".txt" or "caption" in f.name.lower()]
+    return sorted(f for f in tables if f.suffix.lower() in (*TABLES, ".jsonl"))
 
 
 def not_understood(path: Path, image: str | None = None, text: str | None = None) -> str:

@@ -67,9 +67,9 @@ def fill(
         at_least(texts_per_image, "texts_per_image", 1)
     draft.strict_ids = False
     root, there, problems = folder(path), parts(path), draft.problems
-    wanted = None if split is None else canonical_split(split)
-    if wanted is not None and wanted not in there:
-        raise DataError(f"{root} has no split '{wanted}': its splits are {', '.join(there)}.")
+    one_split = None if split is None else canonical_split(split)
+    if one_split is not None and one_split not in there:
+        raise DataError(f"{root} has no split '{one_split}': its splits are {', '.join(there)}.")
     # ids are compared over every split, also those not wanted: an image in two splits must not pass
     ids = {name: _ids(root / f"{file}_ids.txt", problems) for name, file in there.items()}
     _compare_ids(ids, root, problems)
@@ -78,7 +78,7 @@ def fill(
     names = _picture_names(root, problems) if pictures else None
     stores: list[ImageStore] = []
     for name, file in there.items():
-        if name == wanted or (wanted is None and not (name == "test" and "testall" in there)):
+        if name == one_split or (one_split is None and not (name == "test" and "testall" in there)):
             k = texts_per_image or (1 if _caps(root, file).suffix == ".tsv" else TEXTS)
             limit = VAL_TEXTS // k if name == "val" and cut_val else None
             stores += SplitFiles(root, file, name, k, limit).add(draft, ids[name], names)

@@ -37,7 +37,7 @@ SBU_JSON, SBU_URLS = "sbu-captions-all.json", "SBU_captioned_photo_dataset_urls.
 FOLDERS = (*IMAGE_FOLDERS, "training", "validation", "train", "val", "SBU", "sbu_images")
 SBU_HOST = len("http://static.flickr.co")  # what SBU's own download.m cuts off an address
 SECONDARY = re.compile(r"_all_|test-?dev|challenge|submission")  # names of question files that repeat others
-TRIED = 10_000  # rows that are looked for until one has a picture
+MOST_TRIES = 10_000  # rows that are looked for until one has a picture
 _GQA = re.compile(r'\s*\{\s*"\w+"\s*:\s*\{')
 
 
@@ -74,11 +74,11 @@ def _questions(file: Path, content: Any, problems: Problems) -> Iterator[tuple[s
     subset = content.get("data_subtype")
     if isinstance(subset, str):
         entries = content.get("questions")
-        listed = list(enumerate(entries)) if isinstance(entries, list) else []
+        rows = list(enumerate(entries)) if isinstance(entries, list) else []
         subset = subset.replace("test-dev", "test")  # the pictures of both
     else:
-        listed = list(content.items())
-    for number, entry in listed:
+        rows = list(content.items())
+    for number, entry in rows:
         where = f"{file}, question {number}"
         image = entry.get("image_id" if subset else "imageId") if isinstance(entry, dict) else None
         if image is None or not str(image).isalnum():
@@ -152,15 +152,15 @@ def _names(row: int, url: str) -> tuple[str, str, str, str]:
 def _place(
     entries: Sequence[tuple[str, str]],
     beside: Path,
-    given: str | Path | None,
+    image_folder: str | Path | None,
     split: str | None,
     on_disk: OnDisk,
 ) -> tuple[Path, int]:
     """The folder of a table's pictures, none of another split, and which of ``_names`` they have."""
-    bases = [Path(given).expanduser()] if given is not None else [beside, beside.parent]
+    bases = [Path(image_folder).expanduser()] if image_folder is not None else [beside, beside.parent]
     folders = [folder for folder in FOLDERS if split_in_name(folder) in (None, split)]
     places = [base / folder for base in bases for folder in folders]
-    for number, (_, url) in enumerate(entries[:TRIED]):
+    for number, (_, url) in enumerate(entries[:MOST_TRIES]):
         for form, name in enumerate(_names(number, url)):
             for place in places:
                 if name and place / name in on_disk:

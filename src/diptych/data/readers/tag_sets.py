@@ -35,7 +35,7 @@ NUS_TEST, NUS_VAL = 1866, 1866  # queries: 1 % of the 186,577 pairs of 10 concep
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedPicture:
     """One picture: its file below the image folder, its tags, its labels."""
 
     file: str
@@ -43,7 +43,7 @@ class Tagged:
     labels: Sequence[str]
 
 
-def add_tagged(draft: Draft, pictures: Sequence[Tagged], path: Path, test: int, val: int) -> None:
+def add_tagged(draft: Draft, pictures: Sequence[TaggedPicture], path: Path, test: int, val: int) -> None:
     """Put the pictures that have a tag and a label into a draft; ``test`` and ``val`` count pictures."""
     at_least(test, "test", 0)
     at_least(val, "val", 0)
@@ -106,7 +106,7 @@ def fill_mirflickr(
     places = _places(path, own, least_uses, problems)
     numbers = sorted(own.keys() | labels.keys())
     pictures = [
-        Tagged(f"im{n}.jpg", in_list_order(own.get(n, ()), places), labels.get(n, ())) for n in numbers
+        TaggedPicture(f"im{n}.jpg", in_list_order(own.get(n, ()), places), labels.get(n, ())) for n in numbers
     ]
     add_tagged(draft, pictures, path, test, val)
     return path / "mirflickr" if (path / "mirflickr").is_dir() else path
@@ -145,11 +145,11 @@ def fill_nus_wide(
     if not files:
         raise DataError(f"{path / LABELS} holds no Labels_<concept>.txt: put the ground truth there.")
     columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in files}
-    chosen = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]
+    frequent = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]
     table = _file(path, "AllTags1k.txt")
     tags = list(tag_places(read_lines(_file(path, "TagList1k.txt"), draft.problems)))
     pictures = [
-        Tagged(name, [tags[tag] for tag in own], [label for label in chosen if columns[label][row]])
+        TaggedPicture(name, [tags[tag] for tag in own], [label for label in frequent if columns[label][row]])
         for row, (name, own) in enumerate(zip(names, _tag_rows(table, len(names), len(tags)), strict=True))
     ]
     add_tagged(draft, pictures, path, test, val)

@@ -23,7 +23,7 @@ from diptych.errors import DataError, SettingsError, one_of
 
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
 _VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
-_NAMED = re.compile("video|MSRVTT_data.json")
+_FILE_NAME = re.compile("video|MSRVTT_data.json")
 Language = Literal["en", "zh"]
 LANGUAGES: dict[Language, str] = {"en": "enCap", "zh": "chCap"}
 DATA_1K_A, TEST_1K_A = "MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"
@@ -75,7 +75,7 @@ def _files(path: Path) -> list[Path]:
     return json_files(
         path,
         lambda file: bool(
-            _VATEX.match(head(file)) or (_NAMED.search(file.name) and _MSRVTT.match(head(file)))
+            _VATEX.match(head(file)) or (_FILE_NAME.search(file.name) and _MSRVTT.match(head(file)))
         ),
     )
 

@@ -124,11 +124,11 @@ READER = Reader(tars, fill, empty="drop", files=False)
 
 def _unique_keys(samples: Sequence[tuple[Path, Sample]]) -> bool:
     """Whether keys name images; False when each shard counts from 0: one key, different images in two tars."""
-    seen: dict[str, Member] = {}
+    first_of: dict[str, Member] = {}
     for _, sample in samples:
         if sample.image is None:
             continue
-        other = seen.setdefault(sample.key, sample.image)
+        other = first_of.setdefault(sample.key, sample.image)
         if other.tar != sample.image.tar and other.bytes() != sample.image.bytes():
             return False
     return True
