@@ -285,6 +285,23 @@ def test_one_text_per_image_is_said_and_goes_on():
     assert any("cannot vote" in note for note in found.notes)
 
 
+def test_vectors_of_a_model_are_compared_as_they_are():
+    _, v, image_of = made(400)
+    rng = np.random.default_rng(1)
+    images = v.reshape(400, PER, -1).mean(axis=1) + 0.5 * rng.standard_normal((400, 16)).astype(np.float32)
+    rows = rng.choice(len(v), 100, replace=False)
+    source = np.arange(len(v))
+    source[rows] = np.roll(rows, 1)
+    images[1] = images[0]  # the same for the model, which may be two pictures
+    ids = [f"t{n}" for n in range(len(v))]
+    captions = captions_of(image_of, 400, text_ids=ids)
+    found = audit_vectors(captions, images, v[source], "h", model="runs/photos")
+    assert auc(found.wrong.probability, image_of[source] != image_of) > 0.97
+    assert found.near == []
+    assert any("by heart" in note for note in found.notes)
+    assert audit_vectors(captions, images, v, "h").near[0][:2] == (0, 1)
+
+
 def test_too_few_pairs_are_refused(photos: Path):
     with pytest.raises(DataError, match="50 pairs"):
         audit(str(small(photos)))

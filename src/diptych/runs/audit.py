@@ -255,7 +255,10 @@ def audit_vectors(
             f"No image has {VOTERS} texts, so texts cannot vote on each other: each is judged by its picture alone."
         )
     if model is not None:
-        notes.append(f"{model} may have learned the wrong pairs of its own training data by heart.")
+        notes.append(
+            f"{model} may have learned the wrong pairs of its own training data by heart. Near-duplicates are looked "
+            "for without --model: what a model takes for the same may be two pictures."
+        )
     if wrong.z.mean() < NO_FIT:
         shift = None if model else whole_shift(x, v, captions.image_of)
         how = (
@@ -266,7 +269,7 @@ def audit_vectors(
         )
     notes.append("Files, formats and exact duplicates: diptych data check.")
     return Audit(
-        captions, data, model or "frozen encoders", fit, wrong, missing, tried, near_pictures(x),
+        captions, data, model or "frozen encoders", fit, wrong, missing, tried, [] if model else near_pictures(x),
         leaked_texts(captions.texts, captions.image_of, captions.splits),
         empty_texts(captions.texts, captions.image_of, captions.image_ids), lost_order(fit, wrong), notes,
     )  # fmt: skip
