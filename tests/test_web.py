@@ -693,12 +693,13 @@ def serving(
     capfd: pytest.CaptureFixture[str],
     number: int = signal.SIGINT,
     **options: Any,
-) -> None:
-    """Ask a service that runs here, then end it by a signal."""
+) -> str:
+    """Ask a service that runs here, then end it by a signal; what it said."""
     failed: list[BaseException] = []
+    said = ""
 
     def ask() -> None:
-        said = ""
+        nonlocal said
         while not (found := re.search(r"http://[\d.:]+", said)):
             time.sleep(0.05)
             said += capfd.readouterr().out
@@ -715,6 +716,16 @@ def serving(
     thread.join()
     if failed:
         raise failed[0]
+    return said
+
+
+def test_serve_says_where_pairs_are_judged(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def asks(client: httpx.Client) -> None:
+        assert client.get("/audit").text == "<p>pairs</p>"
+
+    page = (b"<p>pairs</p>", "default-src 'none'")
+    assert "/audit" in serving(asks, folder / "index", ColourModel(), capfd, audit=page)
+    assert "/audit" not in serving(lambda _: None, folder / "index", ColourModel(), capfd)
 
 
 @pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.2")])

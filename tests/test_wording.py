@@ -882,7 +882,7 @@ COMMANDS = {
         "--hubness needs the vectors: leave out --rerank and --score_matrix.",
     "evaluate FOLDER --ray auto":
         "--ray evaluates a folder of vectors: run diptych embed first, and give its folder.",
-    "compare a.json": "1 results and no --with: give two, or those of one side, then --with and the others.",
+    "compare a.json": "one result and no --with: give two, or those of one side, then --with and the others.",
     "compare a.json --with=b.json c.json":
         "c.json does not stand behind --with: write all results of a system behind it, as in --with b1.json "
         "b2.json.",

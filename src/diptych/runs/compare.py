@@ -58,7 +58,7 @@ def compare_runs(
     """
     if not others and len(results) < 2:
         raise SettingsError(
-            f"{len(results)} results and no --with: give two, or those of one side, then --with and the others."
+            "one result and no --with: give two, or those of one side, then --with and the others."
         )
     sides = _read([results, *others] if others else [[one] for one in results], options)
     if not others and len(results) > 2:

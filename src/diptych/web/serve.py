@@ -92,7 +92,7 @@ def serve(
                 writer=partial(open_index, place, writable=True, fingerprint=fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
-            _announce(index, listening)
+            _announce(index, listening, "; pairs to judge: /audit" if audit else "")
             for sentence in app.state.service.pictures.withheld():
                 tell(sentence)
             _run(app, listening)
@@ -179,9 +179,9 @@ def _host_of(listening: socket.socket) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _announce(index: Index, listening: socket.socket) -> None:
+def _announce(index: Index, listening: socket.socket, note: str) -> None:
     info = index.info
     echo(
         f"serving {info.counts['image']} images and {info.counts['text']} texts of {info.path} "
-        f"at http://{_host_of(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop)"
+        f"at http://{_host_of(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop{note})"
     )
