@@ -175,16 +175,14 @@ class Registry:
         module, _, path = name.partition(":")
         try:
             target = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
                 raise _broken(f"the module '{module}'", error) from error
             prefix = f", or use {', '.join(self.forms)}" if self.forms else ""
             raise SettingsError(
                 f"there is no module '{module}' for the {self.kind} '{name}': install its package or put its folder "
                 f"on PYTHONPATH{prefix}."
             ) from error
-        except (Exception, SystemExit) as error:
-            raise _broken(f"the module '{module}'", error) from error
         for part in path.split("."):
             if not hasattr(target, part):
                 near = ", ".join(sorted(kind for kind in vars(target) if kind.lower() == part.lower()))
@@ -273,10 +271,8 @@ def import_plugins() -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            raise SettingsError(
-                f"DIPTYCH_PLUGINS names '{name}', which cannot be imported ({_reason(error)}): correct the name or "
-                "the module, or put its folder on PYTHONPATH."
-            ) from error
+            remedy = "correct the name or the module, or put its folder on PYTHONPATH"
+            raise _broken(f"DIPTYCH_PLUGINS names '{name}', which", error, remedy) from error
     for point in _points(PLUGINS):
         _load(point)
 
@@ -286,10 +282,7 @@ def import_declared(module: str) -> None:
     import_plugins()
     declared = {point.module: point for point in _points() if _top(point.module) == _top(module)}
     for point in [declared[module]] if module in declared else declared.values():
-        try:
-            importlib.import_module(point.module)
-        except (Exception, SystemExit) as error:
-            raise _broken(_description(point), error) from error
+        _load(point)
 
 
 def _is_declared(module: str) -> bool:
@@ -320,19 +313,13 @@ def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:
-        raise _broken(_description(point), error) from error
+        what = f"the plugin '{point.name}' ({point.value}) of the package {_package(point)}"
+        raise _broken(what, error) from error
 
 
-def _broken(what: str, error: BaseException) -> SettingsError:
-    return SettingsError(f"{what} cannot be imported ({_reason(error)}): correct or uninstall it.")
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-
-
-def _description(point: EntryPoint) -> str:
-    return f"the plugin '{point.name}' ({point.value}) of the package {_package(point)}"
+def _broken(what: str, error: BaseException, remedy: str = "correct or uninstall it") -> SettingsError:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    return SettingsError(f"{what} cannot be imported ({reason}): {remedy}.")
 
 
 def _package(point: EntryPoint) -> str:

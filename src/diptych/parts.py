@@ -51,10 +51,7 @@ def part(cls: type[T]) -> type[T]:
     if key in PARTS:
         raise ValueError(f"two parts of {cls.__module__} are called {cls.__name__}")
     make = cls.__init__
-    signature = inspect.signature(make)
-    # a class without its own __init__ shows nn.Module's (*args, **kwargs), which is not an argument of it
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [name for name, p in signature.parameters.items() if p.kind not in open_ended][1:]
+    signature, names = inspect.signature(make), _parameters(make)
 
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -249,18 +246,21 @@ class _Rebuilder:
             raise CheckpointError(f"{path} is damaged ({error}): copy the model again.") from error
 
 
+def _parameters(make: Any) -> dict[str, inspect.Parameter]:
+    """The arguments of a constructor; nn.Module's own (*args, **kwargs) are none."""
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = {name: p for name, p in inspect.signature(make).parameters.items() if p.kind not in open_ended}
+    return dict(list(found.items())[1:])  # without self
+
+
 def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:
     """Raise where arguments read from a file are not those that a part takes: names, and types as annotated."""
     make = kind.__init__  # type: ignore[misc]
-    parameters = dict(list(inspect.signature(make).parameters.items())[1:])
-    names = {
-        name
-        for name, p in parameters.items()
-        if p.kind is p.KEYWORD_ONLY or p.kind is p.POSITIONAL_OR_KEYWORD
-    }
-    wrong = next((name for name in arguments if name not in names), None)
+    parameters = _parameters(make)
+    wrong = next((name for name in arguments if name not in parameters), None)
     absent = next(
-        (n for n in names if parameters[n].default is inspect.Parameter.empty and n not in arguments), None
+        (n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in arguments),
+        None,
     )
     if wrong is not None or absent is not None:
         what = f"an argument {wrong!r:.60}, which it does not take" if wrong else f"no argument '{absent}'"
