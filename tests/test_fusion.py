@@ -124,9 +124,13 @@ def test_texts_of_one_image_do_not_see_each_other() -> None:
 
 
 def test_padding_reaches_neither_scores_nor_gradients() -> None:
-    model, images, texts = make(), sets(3, IMAGE_DIM, 5, 1), sets(3, DIM, 6, 2)
+    model, images, texts = make(), sets(3, IMAGE_DIM, 5, 3), sets(3, DIM, 6, 2)
+    assert images.values.isnan().any()
+    assert texts.values.isnan().any()
     model.train()
-    model(images, texts).sum().backward()
+    scores = model(images, texts)
+    assert torch.isfinite(scores).all()
+    scores.sum().backward()
     for name, parameter in model.named_parameters():
         if name != "temperature":
             assert parameter.grad is not None, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import copy
 import json
 import os
@@ -134,14 +133,18 @@ def test_damaged_weights(folder: Path) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     draw = random.Random(1)
+    refusals = 0
     for _ in range(60):
         data = bytearray(whole)
         head = 8 + int.from_bytes(whole[:8], "little")
         for _ in range(draw.randint(1, 4)):
             data[draw.randrange(head)] = draw.randrange(256)
         weights.write_bytes(bytes(data[: draw.choice([len(data), draw.randrange(len(data))])]))
-        with contextlib.suppress(DiptychError):
+        try:
             Retriever.from_pretrained(folder)
+        except DiptychError:
+            refusals += 1
+    assert refusals > 50  # what is left changed a space or a letter of the metadata
 
 
 def test_a_saved_model_is_as_readable_as_the_umask_says(folder: Path, sound: Path) -> None:
