@@ -370,6 +370,17 @@ def test_corrections_of_other_data_and_other_files_are_refused(photos: Path):
         read_corrections(photos.parent / "absent.csv")
 
 
+def test_texts_keep_their_names_when_others_are_left_out(photos: Path):
+    rows = [("p00.png", "p00.png#0", "wrong"), ("p01.png", "p00.png#3", "matches")]
+    file = written(photos.parent, rows, data_hash(open_captions(photos)))
+    fixed = open_captions(f"{photos}?corrections={file}")
+    right = with_matches(file, fixed).image_to_text[1]
+    assert {fixed.texts[row] for row in right} == {
+        "picture 0 said 3 <b>",
+        *(f"picture 1 said {n} <b>" for n in range(PER)),
+    }
+
+
 def test_judgements_with_unknown_ids_are_refused(photos: Path):
     rows = [("p00.png", "p00.png#0", "keep"), ("p00.png", "p77.png#0", "matches")]
     file = written(photos.parent, rows, data_hash(open_captions(photos)))

@@ -130,7 +130,8 @@ def apply_corrections(captions: Captions, path: str | Path) -> Captions:
     """The data without the pairs that a file calls wrong; an image that loses all its texts goes with them."""
     corrections = corrections_of(captions, path)
     row_of = check_ids(corrections, captions, path)
-    wrong = [row_of[one.text_id] for one in corrections if one.verdict == "wrong"]
+    if wrong := [row_of[one.text_id] for one in corrections if one.verdict == "wrong"]:
+        captions = replace(captions, text_ids=list(row_of))  # the third text of an image stays IMAGE#2
     texts = np.setdiff1d(np.arange(len(captions.texts)), wrong)
     textless = set(captions.image_of[wrong].tolist()) - set(captions.image_of[texts].tolist())
     note = f"{path}: {counted(len(wrong), 'wrong pair')} left out."
