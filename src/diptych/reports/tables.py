@@ -72,9 +72,12 @@ class TableResults:
         if self.table.note:
             yield self.table.note
         for row in self.rows:
-            said = " ".join(one for one in (row.note, self.notes.get(row.name, "")) if one)
-            if said:
+            if said := self.said_of(row):
                 yield f"{row.name}: {said}"
+
+    def said_of(self, row: TableRow) -> str:
+        """What differs in a row: in the paper's table, and in this call."""
+        return " ".join(one for one in (row.note, self.notes.get(row.name, "")) if one)
 
     def terminal(self) -> str:
         return "\n".join([self.heading, "", *aligned_rows(self.cells()), "", *self.sentences()])
@@ -118,7 +121,7 @@ class TableResults:
                         name: [dict(run) for run in runs]
                         for name, runs in self.measured.get(row.name, {}).items()
                     },
-                    "note": self.notes.get(row.name, ""),
+                    "note": self.said_of(row),
                 }
                 for row in self.rows
             },

@@ -242,13 +242,8 @@ class Runner:
             self._train(job)
         for cell in self.cells():
             measured.setdefault(cell.row.name, {})[cell.group.name] = self._measure(cell)
-        groups = [
-            group
-            for group in self.table.groups
-            if any(
-                group.name in row.published or group.name in measured.get(row.name, {}) for row in self.rows
-            )
-        ]
+        known = {name for row in self.rows for name in (*row.published, *measured.get(row.name, {}))}
+        groups = [group for group in self.table.groups if group.name in known]
         notes = {row.name: self._note(row) for row in self.rows}
         return TableResults(
             self.table, groups, self.rows, measured, self._conditions(), notes, self.histories
@@ -351,13 +346,9 @@ class Runner:
         if self.wanted.changes:
             flags = ", ".join(f"{name} {value}" for name, value in self.wanted.changes.items())
             said.append(f"settings of every row that has them: {flags}.")
-        absent = [
-            name for name in replace(self.table, rows=tuple(self._needed())).data if name not in self.data
-        ]
-        if absent:
-            said.append(
-                f"not measured, for want of data: {', '.join(f'--data {name}=PATH' for name in absent)}."
-            )
+        needed = replace(self.table, rows=tuple(self._needed())).data
+        if absent := ", ".join(f"--data {name}=PATH" for name in needed if name not in self.data):
+            said.append(f"not measured, for want of data: {absent}.")
         return said
 
     def _note(self, row: TableRow) -> str:
