@@ -18,7 +18,7 @@ from diptych.data.readers import emoji
 from diptych.encoders.class_words import ClassWords, stored_words
 from diptych.encoders.dual import load_dual
 from diptych.encoders.encoder import Backbone
-from diptych.encoders.known_names import CLASS_WORDS
+from diptych.encoders.known_names import CLASS_WORDS, CLASS_WORDS_FINGERPRINT
 from diptych.errors import SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.model.retriever import Retriever
@@ -130,7 +130,10 @@ def test_photos_are_indexed_and_searched_without_a_model(
     monkeypatch.chdir(tmp_path)
     assert "3 images" in diptych("index", "./photos").stdout
     with open_index("photos.index") as index:
-        assert index.info.model == CLASS_WORDS
+        assert (index.info.model, index.info.fingerprint) == (CLASS_WORDS, CLASS_WORDS_FINGERPRINT)
+    with monkeypatch.context() as patch:  # a new index finds the runtime again: nothing is loaded with torch
+        patch.setattr("diptych.model.retriever.Retriever.from_pretrained", pytest.fail)
+        diptych("index", "./photos", "--index", "other")
     beside = json.loads(diptych("search", "photos.index", "two parrots", "--all", "--json").stdout)["hits"]
     assert len(beside) == 3
     pictures(tmp_path / "photos" / "more", count=1)  # a search of the folder sees what is new

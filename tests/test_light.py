@@ -21,6 +21,7 @@ import torch
 from browsers import chromium, expect, opened
 from commands import diptych, refused
 from dual_folders import clip_folder
+from PIL import ExifTags, Image
 from small import WORDS, pictures, precomputed
 from test_recipes import World, built, captions, world  # noqa: F401  fixtures
 from test_runtime import picture_model, small_model
@@ -35,7 +36,7 @@ from diptych.index.places import check_items
 from diptych.model.protocol import picture_side
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
-from diptych.runtime.folder import FOLDER, PROBES, OnnxSession, Probes, find_runtime
+from diptych.runtime.folder import FOLDER, PROBES, TEXT, OnnxSession, Probes, drawn_pictures, find_runtime
 from diptych.runtime.model import PICTURES
 
 BLOCKED = """
@@ -162,6 +163,36 @@ def test_both_halves_make_the_same_index(place: Path, model: Path, photos: Path,
         "import", "embeddings", tmp_path / "light", tmp_path / "j", "--model", model, "--images", photos
     )
     assert "12 images imported" in imported.stdout
+
+
+def test_odd_pictures_have_the_same_vectors(model: Path, tmp_path: Path) -> None:
+    drawn = Image.fromarray(drawn_pictures()[0])
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    grey = np.asarray(drawn.convert("L")).astype(np.uint16) * 257
+    files: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "plain.png": (drawn, {}),
+        "cmyk.jpg": (drawn.convert("CMYK"), {}),
+        "deep.png": (Image.fromarray(grey), {}),
+        "palette.png": (drawn.quantize(16), {"transparency": bytes(range(0, 256, 16))}),
+        "turned.jpg": (drawn, {"exif": turned}),
+        "moving.gif": (drawn, {"save_all": True, "append_images": [drawn.transpose(Image.Transpose.ROTATE_90)]}),
+        "thin.png": (drawn.resize((1, 200)), {}),
+        "large.jpg": (drawn.resize((900, 1100)), {}),
+    }  # fmt: skip
+    (tmp_path / "odd").mkdir()
+    for name, (picture, how) in files.items():
+        picture.save(tmp_path / "odd" / name, **how)
+    light("index", model, tmp_path / "odd", "--index", tmp_path / "light", "--no_cache")
+    diptych(
+        "index", model, tmp_path / "odd", "--index", tmp_path / "torch", "--backend", "torch", "--no_cache"
+    )
+    with open_index(tmp_path / "light") as one, open_index(tmp_path / "torch") as other:
+        mine, own = one.vectors(list(files)), other.vectors(list(files))
+    assert np.abs(mine - own).max() <= CLOSE
+    assert len(np.unique(mine.round(4), axis=0)) == len(files)
+    read = open_model(model).encode_image([tmp_path / "odd" / name for name in files])
+    assert np.abs(read[:-1] - mine[:-1]).max() <= CLOSE  # but the large one is reduced by indexing
 
 
 def test_serve_without_torch(place: Path, photos: Path) -> None:
@@ -342,6 +373,14 @@ def test_a_runtime_in_the_cache_is_found_by_the_fingerprint(
     export_runtime(made, cached, home)
     diptych("index", home, photos, "--index", tmp_path / "i", "--backend", "torch")
     assert len(found("search", tmp_path / "i", "a red dog")) == 10
+    for size in ((cached / FOLDER / TEXT).stat().st_size, 10):  # damaged, and cut short
+        (cached / FOLDER / TEXT).write_bytes(bytes(size))
+        said = diptych("search", tmp_path / "i", "a red dog").stderr
+        assert f"remove {cached}" in said
+        assert said.count("\n") == 1
+    shutil.rmtree(cached)
+    cached.mkdir()
+    export_runtime(made, cached, home)
     weights = (home / "model.safetensors").read_bytes()
     (home / "model.safetensors").write_bytes(weights[:-4] + bytes(4))  # another model now
     assert find_runtime(home, made.fingerprint()) is None

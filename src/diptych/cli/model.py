@@ -20,13 +20,13 @@ def model() -> None:
 @click.argument("folder", type=PATH)
 def info(folder: Path) -> None:
     """Show the fingerprint, the files and the probes of a model."""
-    from diptych.index.models import backend_of, open_model
+    from diptych.index.models import open_model
     from diptych.runtime.folder import PROBES, Probes, best_folder
 
     home = best_folder(folder)
     opened = open_model(folder)
     echo(f"{'fingerprint':12} {opened.fingerprint()}")
-    echo(f"{'backend':12} {backend_of(folder)}")
+    echo(f"{'backend':12} {opened.backend}")
     for file in sorted(path for path in home.rglob("*") if path.is_file()):
         echo(f"{file.stat().st_size / 1e6:9.1f} MB {file.relative_to(home)}")
     if (home / PROBES).is_file():

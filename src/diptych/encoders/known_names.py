@@ -9,6 +9,7 @@ HUGGING_FACE, OPEN_CLIP = "hf:", "open_clip:"
 OPEN_CLIP_CONFIG = "open_clip_config.json"  # in a folder in the format of open_clip
 PREFIXES = (HUGGING_FACE, OPEN_CLIP)
 CLASS_WORDS = "lite0+minilm"  # the model of ``class_words``, which needs no training
+CLASS_WORDS_FINGERPRINT = "6657efb1c18d2cd5"  # the same everywhere: the packages of its weights are pinned
 FAMILIES = (  # how the ids of the hub begin that people write without hf:
     "openai/clip-vit-",
     "laion/CLIP-ViT-",

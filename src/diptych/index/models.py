@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diptych.encoders.known_names import is_pretrained_name
+from diptych.encoders.known_names import CLASS_WORDS, CLASS_WORDS_FINGERPRINT, is_pretrained_name
 from diptych.errors import CheckpointError, DataError, DiptychError, QueryError, RuntimeFault, SettingsError
 from diptych.index.protocol import IndexInfo
 from diptych.model.protocol import CellCache, Local, OpenedModel, PairScoring, Rows, pairs_of, text_input_of
 from diptych.progress import echo, printable
-from diptych.runtime.folder import PROBES, Probes, best_folder, compare, find_runtime, has_pair_scorer
+from diptych.runtime.folder import PROBES, Probes, advice, best_folder, compare, find_runtime, has_pair_scorer
 
 if TYPE_CHECKING:
     from diptych.data.images import ImageInput
@@ -76,7 +76,7 @@ def open_model(
         )
     if backend == "torch" or (backend is None and (_is_gpu(device) or precision != "no")):
         return _torch_model(place, device, precision)
-    home = find_runtime(place, fingerprint)
+    home = _runtime_of(place, fingerprint)
     if home is None and make and has_torch():
         home = _write_runtime(place, say)
     if home is None:
@@ -96,8 +96,13 @@ def backend_of(place: str | Path, fingerprint: str | None = None) -> str:
     """The backend that a search takes for a model."""
     backend = _backend(None)
     if backend is None:
-        backend = "onnx" if not _is_gpu("auto") and find_runtime(place, fingerprint) else "torch"
+        backend = "onnx" if not _is_gpu("auto") and _runtime_of(place, fingerprint) else "torch"
     return backend
+
+
+def _runtime_of(place: str | Path, fingerprint: str | None) -> Path | None:
+    known = CLASS_WORDS_FINGERPRINT if str(place) == CLASS_WORDS else None
+    return find_runtime(place, fingerprint or known)
 
 
 def check_probes(model: OpenedModel, place: str | Path, say: Say = tell) -> None:
@@ -312,7 +317,7 @@ class LightModel:
                 if loaded.fingerprint() != self.fingerprint():
                     raise RuntimeFault(
                         f"{self.runtime.folder} belongs to model {self.fingerprint()}, the weights beside it are those "
-                        f"of {loaded.fingerprint()}: write it again with diptych export runtime {self.runtime.home}."
+                        f"of {loaded.fingerprint()}: {advice(self.runtime.home)}."
                     )
                 self._loaded = loaded
             return self._loaded

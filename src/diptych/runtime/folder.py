@@ -102,7 +102,9 @@ def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | No
     try:
         wanted = read_facts(cached).model  # what the model's own files were then
         same = all(file_facts(own / name) == facts for name, facts in wanted.items())
-    except (RuntimeFault, OSError):
+    except RuntimeFault:
+        return cached  # whoever opens it is told
+    except OSError:
         return None
     return cached if same else None
 
@@ -141,6 +143,8 @@ def read_facts(home: Path) -> RuntimeFacts:
 
 def advice(home: Path) -> str:
     """How a runtime that cannot be used is replaced."""
+    if home.parent == cache_folder() / CACHED:
+        return f"remove {home}, and diptych index writes it again, where torch is installed"
     return f"write it again with diptych export runtime {home}, where torch is installed"
 
 
