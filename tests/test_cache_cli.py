@@ -54,6 +54,8 @@ def test_info_has_a_line_for_each_backbone_and_kind(folder: Path, monkeypatch: p
     np.save(folder / "teacher-images-1.npy", np.zeros(1000))
     np.save(folder / "images-1.npy", np.zeros(1000))
     np.save(folder / "mine.npy", np.zeros(1000))  # of somebody else
+    (folder / "runtimes" / "cccc" / "runtime").mkdir(parents=True)
+    (folder / "runtimes" / "cccc" / "runtime" / "text.onnx").write_bytes(bytes(7000))
     said = run("info").output
     assert str(folder) in said
     (line,) = [line for line in said.splitlines() if "aaaa" in line]
@@ -65,6 +67,9 @@ def test_info_has_a_line_for_each_backbone_and_kind(folder: Path, monkeypatch: p
     assert "of an earlier version, nothing reads it" in said
     assert "float16" in said
     assert "mine" not in said
+    assert any(all(word in line for word in ("runtime", "7.0 kB", "cccc")) for line in said.splitlines())
+    assert "removed 7.0 kB" in run("clear", "--backbone", "cccc").output
+    assert not any((folder / "runtimes").iterdir())
 
 
 def test_clear_by_age_size_backbone_and_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

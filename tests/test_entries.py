@@ -58,8 +58,8 @@ ALLOWED = {
     ("cache/rows.py", "memmap"): "of a path from HIDDEN.check",
     ("cache/rows.py", "replace"): "renames a file, whatever has the other name",
     ("cache/feature_pack.py", "touch"): "of a path from FILES.path",
-    ("cache/contents.py", "unlink"): "removes names in a folder that is no link, not what they lead to",
-    ("cache/contents.py", "rmdir"): "an empty folder",
+    ("cache/contents.py", "unlink"): "removes a name, not what it leads to",
+    ("cache/contents.py", "rmtree"): "removes names in a folder that is no link, not what they lead to",
     ("model/runtime_export.py", "rmtree"): "of a folder that was made just before",
     ("index/ingest/target.py", "rmtree"): "of an index that was made just before",
     ("runs/train.py", "rmdir"): "an empty folder that was made just before",
@@ -240,10 +240,13 @@ def test_clearing_a_cache_with_a_link_removes_the_link_alone(tmp_path: Path) -> 
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "thesis.tex").write_text("years of work")
-    packs = cache_folder(tmp_path / "cache") / "images"
-    packs.mkdir(parents=True)
-    (packs / "pack").symlink_to(thesis)
-    for entry in contents(tmp_path / "cache"):
-        entry.remove()
+    for name in ("images", "runtimes"):
+        within = cache_folder(tmp_path / "cache") / name
+        within.mkdir(parents=True)
+        (within / "one").symlink_to(thesis)
+        (within / "two").mkdir()
+        (within / "two" / "runtime").symlink_to(thesis)
+        for entry in contents(tmp_path / "cache"):
+            entry.remove()
+        assert not list(within.iterdir())
     assert (thesis / "thesis.tex").read_text() == "years of work"
-    assert not (packs / "pack").is_symlink()

@@ -340,6 +340,31 @@ def test_the_runtime_of_another_model_is_noticed_before_the_index_is(model: Path
     assert len(said) == 1
 
 
+def test_weights_that_a_runtime_was_not_written_from_are_run_by_torch(
+    model: Path, place: Path, photos: Path, tmp_path: Path
+) -> None:
+    """Other weights of the same size: the files of the runtime agree with each other."""
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    made = picture_model()
+    with torch.no_grad():
+        made.text.encoder.words.weight.mul_(2.0)  # type: ignore[union-attr, operator]
+    size = (copy / "model.safetensors").stat().st_size
+    made.save_pretrained(tmp_path / "other")
+    shutil.copyfile(tmp_path / "other" / "model.safetensors", copy / "model.safetensors")
+    assert (copy / "model.safetensors").stat().st_size == size
+    said = diptych("index", copy, photos, "--index", tmp_path / "i").stderr
+    assert "model.safetensors" in said
+    with open_index(tmp_path / "i") as index:
+        assert index.info.fingerprint == made.fingerprint()
+    answer = diptych("search", tmp_path / "i", "a red dog", "--json")
+    assert json.loads(answer.stdout)["backend"] == "torch"
+    assert "model.safetensors" in answer.stderr
+    assert "model.safetensors" in light("search", tmp_path / "i", "dog", status=2).stderr
+    assert "model.safetensors" in refused("model", "verify", copy, "--backend", "onnx")
+    assert made.fingerprint() in refused("model", "verify", copy)
+
+
 def test_an_index_gives_a_model_its_runtime(photos: Path, tmp_path: Path) -> None:
     made = picture_model()
     made.save_pretrained(tmp_path / "model")

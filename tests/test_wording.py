@@ -100,7 +100,7 @@ from diptych.runs.audit import audit
 from diptych.runs.embeddings import import_embeddings
 from diptych.runs.judge import Claim, fitted_scores, judge
 from diptych.runs.plan import Demand
-from diptych.runtime.folder import Probes, compare
+from diptych.runtime.folder import Probes, RuntimeFacts, compare
 from diptych.runtime.model import RuntimeModel
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing, write_text
@@ -124,6 +124,12 @@ def foreign_vectors(folder: Path) -> None:
     np.save(folder / "v.npy", moved[None])
     (folder / "paths.txt").write_text("red.png")
     import_embeddings(folder / "v.npy", folder / "i", ColourModel(), paths=folder / "paths.txt", root=folder)
+
+
+def written_from(folder: Path) -> RuntimeFacts:
+    """A runtime that was written from another config.json."""
+    put(folder, "config.json", "{}")
+    return RuntimeFacts("0" * 16, 2, {"part": "PixelInput"}, {}, model={"config.json": [2, ""]})
 
 
 def put(folder: Path, name: str, content: Any, cut: int = 0) -> Path:
@@ -791,6 +797,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: RuntimeModel.open(put(p / "runtime", "runtime.json", "{").parent.parent),
          "FOLDER/runtime/runtime.json is damaged (Expecting property name enclosed in double quotes: line 1 "
          "column 2 (char 1)): write it again with diptych export runtime FOLDER, where torch is installed."),
+        (lambda p: RuntimeModel(p / "runtime", written_from(p)).check_weights(),
+         "FOLDER/runtime was not written from this config.json: write it again with diptych export runtime "
+         "FOLDER, where torch is installed."),
         (lambda p: Probes.read(p / "probes.safetensors"),
          "FOLDER/probes.safetensors is missing: copy the whole model folder."),
         (lambda _: compare(np.eye(2), np.eye(2)[::-1], "the vectors of text.onnx", "copy it again"),

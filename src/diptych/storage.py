@@ -28,6 +28,7 @@ IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
 NAME_WIDTH = 80  # characters of a refused name in a message
+RUNTIMES = "runtimes"  # in the cache folder: ONNX encoders of models whose own folder cannot hold them
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from diptych.cache.feature_pack import MISSING, FeaturePack
 from diptych.cache.rows import to_half
 from diptych.data.captions import StoredImage
 from diptych.errors import DataError, SettingsError
-from diptych.storage import cache_folder, storing
+from diptych.storage import RUNTIMES, cache_folder, storing
 
 PACKS = "images"
 """The folder of the packs of picture features, in the cache folder."""
@@ -52,11 +53,16 @@ class CacheEntry:
     remove: Callable[[], bool]
 
 
-def contents(folder: str | Path | None = None) -> list[CacheEntry]:
+def contents(place: str | Path | None = None) -> list[CacheEntry]:
     """Everything in the cache folder."""
-    place, found = cache_folder(folder), []
+    place, found = cache_folder(place), []
     for pack_folder in sorted((place / PACKS).glob("*/")) if (place / PACKS).is_dir() else ():
         found += _of_pack(pack_folder)
+    for folder in sorted((place / RUNTIMES).glob("*/")):
+        files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+        size, used = sum(one.st_size for one in files), max((one.st_atime for one in files), default=0.0)
+        title = "a model's ONNX encoders"
+        found.append(CacheEntry("runtime", folder.name, title, size, 0, used, partial(_remove, folder)))
     for path in sorted(place.glob("*.np[yz]")) if place.is_dir() else ():
         prefix = next((start for start in (*KINDS, OLD) if path.name.startswith(start)), None)
         if prefix is not None:
@@ -132,9 +138,7 @@ def _remove_rows(folder: Path, number: int) -> bool:
 def _remove(path: Path) -> bool:
     with storing(path):
         if path.is_dir() and not path.is_symlink():
-            for inner in path.iterdir():
-                inner.unlink(missing_ok=True)
-            path.rmdir()
+            shutil.rmtree(path)
         else:
             for other in path.parent.glob(f".{path.name}.*"):  # its log and lock
                 other.unlink(missing_ok=True)

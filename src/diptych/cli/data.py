@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, switch, with_columns
-from diptych.progress import echo
+from diptych.progress import counted, echo
 from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 
@@ -85,12 +85,12 @@ def extract(path: str, output_dir: Path, cache: bool, frames: bool, **options: A
 
 @click.group()
 def cache() -> None:
-    """List or remove the computed features on disk."""
+    """List or remove the computed features and the ONNX encoders in the cache folder."""
 
 
 @cache.command()
 def info() -> None:
-    """List what the cache folder holds. A line for each backbone: pictures, size, last use."""
+    """List what the cache folder holds. A line for each backbone and each model's encoders: size, last use."""
     from diptych.cache.contents import contents, in_words
     from diptych.storage import cache_folder
 
@@ -108,7 +108,7 @@ def info() -> None:
 @option("--keep", "keep this much, the features used last: 500MB, 10GB")
 @option("--dry_run", "say what would be removed, and remove nothing", is_flag=True)
 def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | None, dry_run: bool) -> None:
-    """Remove computed features. Without an option, all of them; commands compute again what they need."""
+    """Remove computed features and encoders. Without an option, all of them; commands make again what they need."""
     from diptych.cache.contents import contents, in_words, select
 
     entries = select(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
@@ -131,15 +131,14 @@ def _table(entries: Sequence[CacheEntry]) -> list[str]:
 
     groups: dict[tuple[str, str], list[CacheEntry]] = {}
     for entry in entries:
-        groups.setdefault(
-            (entry.kind, entry.name if entry.items or entry.kind == "images" else ""), []
-        ).append(entry)
+        named = entry.name if entry.items or entry.kind in ("images", "runtime") else ""
+        groups.setdefault((entry.kind, named), []).append(entry)
     lines = []
     for (kind, name), some in groups.items():
         size = in_words(sum(entry.bytes for entry in some))
         day = time.strftime("%Y-%m-%d", time.localtime(max(entry.used for entry in some)))
         pictures = sum(entry.items for entry in some)
-        what = f"{pictures:,} pictures" if kind == "images" else f"{len(some):,} files"
+        what = f"{pictures:,} pictures" if kind == "images" else counted(len(some), "file")
         lines.append(f"  {kind:14} {what:>18} {size:>10}  used {day}  {name} {some[0].title}".rstrip())
     return lines
 

@@ -84,7 +84,10 @@ def open_model(
             return _torch_model(place, device, precision)
         raise _no_runtime(place)
     try:
-        return _light_model(home, place, backend, say)
+        found = _light_model(home, place, backend, say)
+        if make or found.fingerprint() != fingerprint:  # searches of an index are spared the reading
+            found.runtime.check_weights()
+        return found
     except RuntimeFault as fault:
         if backend == "onnx" or not has_torch():
             raise
@@ -156,7 +159,7 @@ def _is_gpu(device: str | None) -> bool:
     return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
 
 
-def _light_model(home: Path, place: str | Path, backend: str | None, say: Say) -> OpenedModel:
+def _light_model(home: Path, place: str | Path, backend: str | None, say: Say) -> LightModel:
     from diptych.runtime.model import RuntimeModel
 
     return LightModel(

@@ -36,13 +36,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from diptych.errors import RuntimeFault, reason_of
-from diptych.storage import MODEL, cache_folder, new_file, parse_json, recover_folder
+from diptych.storage import MODEL, RUNTIMES, cache_folder, new_file, parse_json, recover_folder
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
 FOLDER, FACTS, PROBES = "runtime", "runtime.json", "probes.safetensors"
 IMAGE, BACKBONE, TEXT = "image.onnx", "backbone.onnx", "text.onnx"
 TOKENIZER, VOCABULARY = "tokenizer.json", "vocabulary.json"
-CACHED = "runtimes"  # folder of the cache
 MODEL_FILES = ("config.json", "model.safetensors")
 PIECE = 2**20  # bytes hashed at a time
 
@@ -87,7 +86,7 @@ def best_folder(place: str | Path) -> Path:
 
 def cached_folder(fingerprint: str) -> Path:
     """Where the runtime of a model lies whose own folder cannot hold it."""
-    return cache_folder() / CACHED / fingerprint
+    return cache_folder() / RUNTIMES / fingerprint
 
 
 def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | None:
@@ -143,7 +142,7 @@ def read_facts(home: Path) -> RuntimeFacts:
 
 def advice(home: Path) -> str:
     """How a runtime that cannot be used is replaced."""
-    if home.parent == cache_folder() / CACHED:
+    if home.parent == cache_folder() / RUNTIMES:
         return f"remove {home}, and diptych index writes it again, where torch is installed"
     return f"write it again with diptych export runtime {home}, where torch is installed"
 

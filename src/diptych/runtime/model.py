@@ -28,9 +28,11 @@ from diptych.runtime.folder import (
     advice,
     best_folder,
     compare,
+    file_facts,
     read_facts,
 )
 from diptych.runtime.texts import text_reader
+from diptych.storage import MODEL
 
 if TYPE_CHECKING:  # a query of words needs nothing of pictures
     from diptych.data.captions import ImageStore, StoredImage
@@ -187,6 +189,13 @@ class RuntimeModel:
             raise SettingsError("labels are predicted of images or of texts: give one of them.")
         least = -np.inf if top is not None else own if threshold is None else threshold
         return [_best_labels(row, known["names"], least, top) for row in rows]
+
+    def check_weights(self) -> None:
+        """Raise where the model's own files, if they are here, are not those that the runtime was written from."""
+        for name, facts in self.facts.model.items():
+            file = MODEL.path(self.home, name)
+            if file.is_file() and file_facts(file) != facts:
+                raise RuntimeFault(f"{self.folder} was not written from this {name}: {advice(self.home)}.")
 
     def check(self) -> list[str]:
         """Open both sides and compare them with the probes; what a person should know."""
