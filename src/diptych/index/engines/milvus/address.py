@@ -23,12 +23,7 @@ from diptych.errors import SettingsError
 from diptych.index.query.filters import ITEM_COLUMNS
 
 DEFAULT_PORT, DEFAULT_INDEX = 19530, "diptych"
-CONSISTENCY = {
-    "strong": "Strong",
-    "session": "Session",
-    "bounded": "Bounded",
-    "eventually": "Eventually",
-}
+CONSISTENCY = ("strong", "session", "bounded", "eventually")
 Graph = Literal["flat", "hnsw", "diskann"]
 GRAPHS: tuple[Graph, ...] = ("flat", "hnsw", "diskann")
 MOST_PARTITIONS, MOST_REPLICAS = 1_024, 1_000  # the first is Milvus's limit since 2.4
@@ -92,7 +87,7 @@ def read_address(url: str) -> Address:
         index=index,
         user=unquote(found["user"] or ""),
         password=unquote(found["password"] or ""),
-        consistency=CONSISTENCY[_choice(options, "consistency", tuple(CONSISTENCY), "strong")],
+        consistency=_choice(options, "consistency", CONSISTENCY, "strong").capitalize(),
         graph=_choice(options, "index", GRAPHS, "") or None,  # type: ignore[arg-type]
         replicas=_number(options, "replicas", 1, MOST_REPLICAS),
         partitions=partitions,

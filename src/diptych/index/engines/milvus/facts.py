@@ -96,8 +96,10 @@ class IndexFacts:
     def _claim(self, name: str, root: str, turn: int) -> int:
         facts = [name, root, turn] if turn else [name, root]
         claim = _CLAIM + hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-        self.table.make_partition(claim)
-        return [one for one in self.table.partitions() if one.startswith(_CLAIM)].index(claim)
+        self.table.do(
+            "create_partition", claim
+        )  # it may be there; they are listed in the order they were made
+        return [one for one in self.table.do("list_partitions") if one.startswith(_CLAIM)].index(claim)
 
     # ------------------------------------------------------------------ recall
 
@@ -218,7 +220,7 @@ def make(server: Server, facts: dict[str, str]) -> None:
 
 def read_facts(items: Table) -> dict[str, str]:
     """The facts in the description of a Milvus collection; raises when it is none of ours."""
-    about, label = items.description(), items.server.label
+    about, label = str(items.do("describe_collection").get("description", "")), items.server.label
     if not about.startswith("diptych index "):
         raise IndexFault(OTHER.format(label, "a Milvus collection"))
     if not about.startswith(f"{FORMAT} "):
@@ -233,10 +235,10 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
     if not meta.exists():
         raise IndexFault(INCOMPLETE.format(label, f"its Milvus collection {meta.name} is missing"))
     _check_partitions(address, facts, label)
-    made = set(items.partitions()) if facts["partition_by"] else set()
+    made = set(items.do("list_partitions")) if facts["partition_by"] else set()
     for name in Parts(int(facts["partitions"]), facts["partition_by"]).names:
         if name not in made:
-            items.make_partition(name)
+            items.do("create_partition", name)
     graph = items.index_type()
     if not graph:
         graph = address.graph or "flat"
@@ -249,7 +251,7 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
         meta.load()
     if not items.is_loaded():
         items.load(address.replicas)
-    elif address.replicas > 1 and (there := items.replicas()) != address.replicas:
+    elif address.replicas > 1 and (there := len(items.do("describe_replica"))) != address.replicas:
         raise SettingsError(
             f"{label} is in the memory of {there} query nodes, not {address.replicas}: leave replicas= out of its URL, "
             "or release it in Milvus first."

@@ -32,7 +32,7 @@ from diptych.index.engines.milvus.pushdown import (
 )
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.engines.milvus.rows import Row, item_of, row, vectors_of
-from diptych.index.engines.milvus.server import Server
+from diptych.index.engines.milvus.server import Server, check_version
 from diptych.index.engines.milvus.table import MOST, STRONG
 from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Recall, Vectors, held_kinds, kind_of
 from diptych.index.query.filters import Filter, parse_filter
@@ -80,7 +80,7 @@ class MilvusIndex(Index):
             except SettingsError:  # options that this server cannot meet: leave nothing behind
                 for table in facts.tables(server):
                     with suppress(IndexFault):  # whatever state it is in
-                        table.drop()
+                        table.do("drop_collection")
                 raise
 
     @staticmethod
@@ -183,7 +183,7 @@ class MilvusIndex(Index):
             self._whole.keep_columns(held_kinds(values()))
             self._meta.remove(self._whole.stray_pictures(owners))
         self._items.flush()
-        self._items.compact()
+        self._items.do("compact")
         return 0
 
     # ------------------------------------------------------------------ reading
@@ -228,7 +228,7 @@ class MilvusIndex(Index):
         """By the server's BM25, where it has it: from Milvus 2.5 on."""
         check_depth(k)
         if not self._facts["words"]:
-            self._server.needs(facts.WORDS, "full-text search (--hybrid)")
+            check_version(self._server.version, facts.WORDS, self.path, "full-text search (--hybrid)")
             raise SettingsError(
                 f"{self.path} was made by a server without full-text search: index the collection again under another "
                 "name, or search without --hybrid."
@@ -264,8 +264,8 @@ class MilvusIndex(Index):
 
     def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
         self._check_writable()
-        known = ["serial", "pictures", *(["item"] if self._parts.count else [])]
-        before = self._items.pick([key_of(one.id) for one in items], known, STRONG)
+        fields = ["serial", "pictures", *(["item"] if self._parts.count else [])]
+        before = self._items.pick([key_of(one.id) for one in items], fields, STRONG)
         if not replace and before:
             raise self._already(next(one.id for one in items if key_of(one.id) in before))
         made: list[Row] = []
@@ -283,13 +283,12 @@ class MilvusIndex(Index):
             self._whole.put_pictures([(r["pk"], r["serial"], i.thumbnail) for r, i in pairs if i.thumbnail])
             for part, some in parts.items():
                 # an update within a partition is one step; one that moves an item is two, and may have to be repeated
-                moved = [new["pk"] for new in some if self._is_elsewhere(before.get(new["pk"]), part)]
-                self._items.remove(moved)
+                known = [new["pk"] for new in some if part and new["pk"] in before]
+                self._items.remove(
+                    [pk for pk in known if self._parts.of(item_of(before[pk]).metadata) != part]
+                )
                 self._items.write(some, part)
             self._whole.remove_pictures(_owners(before.values()))
-
-    def _is_elsewhere(self, before: Row | None, part: str) -> bool:
-        return part != "" and before is not None and self._parts.of(item_of(before).metadata) != part
 
     def _new_serials(self, count: int) -> range:
         """Numbers for new items: the clock's, so that they grow over all writers, and always above the last."""

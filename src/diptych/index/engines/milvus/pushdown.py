@@ -50,7 +50,8 @@ def digest_of(value: Any) -> str:
     """The digits of a text, number or boolean: equal for equal values of one kind."""
     kind = kind_of(value)
     if kind == "number":
-        value = _exact(value)
+        is_whole = isinstance(value, float) and math.isfinite(value) and value.is_integer()
+        value = repr(int(value) if is_whole else value)
     return _digest(f"{kind}:{value}".encode("utf-8", "surrogatepass"), 12)
 
 
@@ -108,12 +109,6 @@ def _store(cells: dict[str, Any], column: str, value: Any) -> None:
         cells[f"n{column}"] = ordered_number(value)
     elif kind == "text":
         cells[f"t{column}"] = ordered_text(value)
-
-
-def _exact(number: float) -> str:
-    if isinstance(number, float) and math.isfinite(number) and number.is_integer():
-        number = int(number)
-    return repr(number)
 
 
 def _digest(data: bytes, size: int) -> str:

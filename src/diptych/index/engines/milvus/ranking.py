@@ -77,8 +77,8 @@ class Nearest:
     def _search(
         self, queries: Vectors, count: int, selection: MilvusSelection, fields: Sequence[str]
     ) -> list[list[Row]]:
-        effort = _settings(self.graph, max(self.width, 2 * count))
-        return self.table.search(queries, count, selection.expression, fields, effort, selection.parts)
+        about = {"metric_type": "IP", "params": _settings(self.graph, max(self.width, 2 * count))}
+        return self.table.search("vector", list(queries), count, selection, fields, about)
 
     def _filtered(self, query: Vectors, count: int, selection: MilvusSelection) -> list[Row]:
         """The ``count`` best that pass a filter which the server knows only loosely."""
@@ -123,7 +123,7 @@ def check_depth(k: int) -> None:
 def best_words(table: Table, text: str, k: int, selection: MilvusSelection) -> Hits:
     """The k best items by the server's BM25; of equal scores images first, then in the order they were added."""
     for depth in (k + MARGIN, *(one for one in (*LOOSE, MOST) if one > k + MARGIN)):
-        rows = table.search_words(text, depth, selection.expression, FIELDS, selection.parts)
+        (rows,) = table.search("weights", [text], depth, selection, FIELDS, {"metric_type": "BM25"})
         found = [(row, item) for row in rows if selection.passes(item := item_of(row))]
         if selection.is_exact or len(found) >= k or len(rows) < depth:
             break
@@ -139,7 +139,7 @@ def _settings(graph: str, effort: int) -> dict[str, Any]:
 
 
 def count_items(table: Table, selection: MilvusSelection) -> int:
-    """How many items are selection."""
+    """How many items are selected."""
     if selection.is_exact:
         return table.count(selection.expression)
     return sum(1 for _ in _filtered_rows(table, selection))

@@ -101,10 +101,7 @@ def checksum(vector: Any) -> int:
 
 def vectors_of(rows: Sequence[Mapping[str, Any]], dimension: int) -> Vectors:
     """The vectors of rows, as rows (n, dimension)."""
-    out = np.zeros((len(rows), dimension), np.float32)
-    for n, one in enumerate(rows):
-        out[n] = one["vector"]
-    return out
+    return np.array([one["vector"] for one in rows], np.float32).reshape(-1, dimension)
 
 
 def row_bytes(row: Mapping[str, Any]) -> int:

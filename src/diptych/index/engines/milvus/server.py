@@ -39,15 +39,8 @@ _AWAY = (
     "loading", "canceled",
 )  # fmt: skip
 _FULL = (
-    "quota",
-    "disk full",
-    "no space",
-    "force deny",
-    "forcedeny",
-    "memory limit",
-    "memory exceed",
-    "exhausted",
-)
+    "quota", "disk full", "no space", "force deny", "forcedeny", "memory limit", "memory exceed", "exhausted",
+)  # fmt: skip
 _DENIED = ("permission deny", "permission denied", "privilege")
 _REFUSED = ("auth check failure", "unauthenticated", "username or password", "missing authorization")
 _LARGE = ("larger than max", "message too large", "exceeds the max", "trying to send message larger")
@@ -87,11 +80,6 @@ class Server:
             self._closed, client, self._client = True, self._client, None
         if client is not None:
             client.close()
-
-    def needs(self, version: tuple[int, int], what: str) -> None:
-        """Raise when the server is older than ``version``, which ``what`` needs."""
-        if not self.has(version):
-            check_version(self.version, version, self.label, what)
 
     def has(self, version: tuple[int, int]) -> bool:
         """Whether the server is of this version or newer."""

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diptych.errors import DiptychError, IndexFault, SettingsError
-from diptych.index.engines.milvus.pushdown import keys
+from diptych.index.engines.milvus.pushdown import MilvusSelection, keys
 from diptych.index.engines.milvus.rows import Row, row_bytes
 from diptych.index.engines.milvus.server import MilvusClient, Server, TooLarge
-from diptych.index.protocol import Vectors
 
 MOST = 16_384  # rows of one answer: Milvus's limit
 PIECE = 1_000  # keys named in one request
@@ -28,7 +27,7 @@ class Table:
     def __init__(self, server: Server, name: str, level: str) -> None:
         self.server, self.name, self.level = server, name, level
 
-    def _do(self, request: str, *values: Any, seconds: float | None = None, **options: Any) -> Any:
+    def do(self, request: str, *values: Any, seconds: float | None = None, **options: Any) -> Any:
         """The answer of the client to a request about this Milvus collection."""
         return self.server.ask(
             lambda db, limit: getattr(db, request)(self.name, *values, timeout=seconds or limit, **options)
@@ -38,47 +37,39 @@ class Table:
 
     def exists(self) -> bool:
         """Whether the Milvus collection is there."""
-        return bool(self._do("has_collection"))
+        return bool(self.do("has_collection"))
 
     def create(self, schema: Any) -> None:
         """Make the Milvus collection; one of the same schema and description may be there."""
-        self._do("create_collection", schema=schema, consistency_level=STRONG)
-
-    def drop(self) -> None:
-        """Remove the Milvus collection."""
-        self._do("drop_collection")
-
-    def description(self) -> str:
-        """What its maker wrote of it."""
-        return str(self._do("describe_collection").get("description", ""))
+        self.do("create_collection", schema=schema, consistency_level=STRONG)
 
     def index_type(self) -> str:
         """The kind of index over its vectors, empty without one."""
-        names = self._do("list_indexes", "vector")
-        found = self._do("describe_index", names[0]) if names else None
+        names = self.do("list_indexes", "vector")
+        found = self.do("describe_index", names[0]) if names else None
         return str((found or {}).get("index_type", "")).lower()
 
     def make_index(self, field: str, kind: str, metric: str, settings: dict[str, Any] | None = None) -> None:
         """Give a field an index, and wait until it is built; the same one may be there."""
         plan = MilvusClient.prepare_index_params()
         plan.add_index(field, index_type=kind, metric_type=metric, params=settings or {})
-        self._do("create_index", plan, seconds=BUILDING)
+        self.do("create_index", plan, seconds=BUILDING)
 
     def drop_index(self) -> None:
         """Take the vectors out of memory and their index away; until ``load`` nothing can be read."""
-        self._do("release_collection")
-        for name in self._do("list_indexes", "vector"):
-            self._do("drop_index", name)
+        self.do("release_collection")
+        for name in self.do("list_indexes", "vector"):
+            self.do("drop_index", name)
 
     def is_loaded(self) -> bool:
         """Whether it can be read now."""
-        state = str(self._do("get_load_state").get("state"))
+        state = str(self.do("get_load_state").get("state"))
         return "Loaded" in state and "NotLoad" not in state
 
     def load(self, replicas: int = 1) -> None:
         """Make it readable, in the memory of ``replicas`` query nodes."""
         try:
-            self._do("load_collection", replica_number=replicas, seconds=BUILDING)
+            self.do("load_collection", replica_number=replicas, seconds=BUILDING)
         except DiptychError as error:
             few = ("not enough", "insufficient", "resource group")
             if replicas > 1 and any(words in str(error.__cause__ or error) for words in few):
@@ -88,29 +79,21 @@ class Table:
                 ) from error
             raise
 
-    def replicas(self) -> int:
-        """How many copies of it are in the memory of query nodes."""
-        return len(self._do("describe_replica"))
-
     # ------------------------------------------------------------------ writing
 
     def write(self, rows: Sequence[Row], partition: str = "") -> None:
         """Write rows, replacing those of the same keys; what was written before an error stays written."""
         for piece in _pieces(rows):
-            self._do("upsert", list(piece), partition_name=partition)
+            self.do("upsert", list(piece), partition_name=partition)
 
     def remove(self, found: Sequence[str]) -> None:
         """Remove rows by key."""
         for start in range(0, len(found), PIECE):
-            self._do("delete", filter=keys("pk", list(found[start : start + PIECE])))
+            self.do("delete", filter=keys("pk", list(found[start : start + PIECE])))
 
     def flush(self) -> None:
         """Close the segments that still grow: an index is built over closed ones."""
-        self._do("flush", seconds=BUILDING)
-
-    def compact(self) -> None:
-        """Let the server merge segments and drop removed rows, in its own time."""
-        self._do("compact")
+        self.do("flush", seconds=BUILDING)
 
     # ------------------------------------------------------------------ reading
 
@@ -177,54 +160,26 @@ class Table:
 
     def search(
         self,
-        queries: Vectors,
-        count: int,
-        expression: str,
-        fields: Sequence[str],
-        settings: dict[str, Any],
-        parts: Sequence[str] = (),
-    ) -> list[list[Row]]:
-        """For each query the ``count`` best rows by the server's arithmetic, best first, with their ``score``.
-
-        Only the partitions ``parts`` are read, where some are named.
-        """
-        about = {"metric_type": "IP", "params": settings}
-        return self._search("vector", list(queries), count, expression, fields, about, parts)
-
-    def search_words(
-        self, text: str, count: int, expression: str, fields: Sequence[str], parts: Sequence[str] = ()
-    ) -> list[Row]:
-        """The ``count`` best rows by the server's BM25, best first, with their ``score``; others have no word of it."""
-        about = {"metric_type": "BM25"}
-        (found,) = self._search("weights", [text], count, expression, fields, about, parts)
-        return found
-
-    def partitions(self) -> list[str]:
-        """The names of its partitions, in the order in which they were made."""
-        return list(self._do("list_partitions"))
-
-    def make_partition(self, name: str) -> None:
-        """Make a partition; it may be there."""
-        self._do("create_partition", name)
-
-    def _search(
-        self,
         field: str,
         queries: list[Any],
         count: int,
-        expression: str,
+        selection: MilvusSelection,
         fields: Sequence[str],
         about: dict[str, Any],
-        parts: Sequence[str],
     ) -> list[list[Row]]:
-        found = self._do(
+        """For each query the ``count`` best rows by the server's arithmetic, best first, with their ``score``.
+
+        A query is a vector, or for the field ``weights`` a text: then rows without a word of it are left out. Only the
+        partitions of the selection are read, where it names some.
+        """
+        found = self.do(
             "search",
             data=queries,
             anns_field=field,
             limit=count,
-            filter=expression,
+            filter=selection.expression,
             output_fields=["pk", *fields],
-            partition_names=list(parts) or None,
+            partition_names=list(selection.parts) or None,
             search_params=about,
             consistency_level=self.level,
         )
@@ -234,7 +189,7 @@ class Table:
         limit = {} if fields == ["count(*)"] else {"limit": MOST}
         level = level or self.level
         return list(
-            self._do("query", filter=expression, output_fields=fields, consistency_level=level, **limit)
+            self.do("query", filter=expression, output_fields=fields, consistency_level=level, **limit)
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from diptych.index.base import Index
 from diptych.index.capabilities import View
@@ -19,7 +19,7 @@ from diptych.index.engines.coding import FACTOR, PROPOSALS
 from diptych.index.engines.postgres import ranking, tables
 from diptych.index.engines.postgres.database import Connection, Database, HalfVector, Vector
 from diptych.index.engines.postgres.ranking import CodeTables, SqlSelection
-from diptych.index.engines.postgres.records import condition, item, records, rows_of, storable, storable_ids
+from diptych.index.engines.postgres.records import condition, records, rows_of, storable, storable_ids
 from diptych.index.engines.postgres.tables import Tables
 from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors
 from diptych.index.query.filters import Filter, parse_filter
@@ -95,13 +95,13 @@ class PostgresIndex(Index):
     # ------------------------------------------------------------------ changing
 
     def delete(self, ids: Sequence[str]) -> int:
-        return int(self._change(lambda db: self._tables.remove(db, storable_ids(ids), with_texts=True)))
+        return self._change(lambda db: self._tables.remove(db, storable_ids(ids), with_texts=True))
 
     def collections(self) -> tuple[Collection, ...]:
         return self._database.ask(self._tables.collections)
 
     def _add_collection(self, name: str, root: str) -> Collection:
-        return cast(Collection, self._change(lambda db: self._tables.add_collection(db, name, root)))
+        return self._change(lambda db: self._tables.add_collection(db, name, root))
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         query = "UPDATE {s}.collections SET name = %s, root = %s WHERE number = %s"
@@ -122,7 +122,7 @@ class PostgresIndex(Index):
         def write(db: Connection) -> None:
             if codes:
                 self._codes.build(db, kind)
-                self._tables.drop_graph(db, kind)
+                self._tables.run(db, f"DROP INDEX IF EXISTS {{s}}.graph_{kind}")
             else:
                 self._tables.build_graph(db, kind)
                 self._codes.drop(db, kind)
@@ -151,7 +151,7 @@ class PostgresIndex(Index):
         """
         before = self._database.ask(self._tables.size)
         self._change(self._tables.recount_columns)
-        statements = self._tables.vacuum(self._database.ask(self._codes.names))
+        statements = self._tables.vacuum([f"codes_{kind}" for kind in self._database.ask(self._codes.kinds)])
         self._database.compact(track(statements, "tables", None, show_progress))
         return max(0, before - self._database.ask(self._tables.size))
 
@@ -253,10 +253,10 @@ class PostgresIndex(Index):
         """All rows of the answer to one statement, whose ``{s}`` is the schema."""
         return self._database.ask(lambda db: list(self._tables.run(db, text, values, **options).fetchall()))
 
-    def _change(self, write: Callable[[Connection], Any]) -> Any:
+    def _change(self, write: Callable[[Connection], T]) -> T:
         self._check_writable()
 
-        def counted(db: Connection) -> Any:
+        def counted(db: Connection) -> T:
             result = write(db)
             self._tables.run(db, _GROW)
             return result
@@ -309,7 +309,7 @@ class PostgresIndex(Index):
         for query, cursor in zip(queries, cursors, strict=True):
             rows = cursor.fetchall()
             stored = self._rows([row[1] for row in rows])
-            out.append(Candidates([item(row[2:]) for row in rows], [row[0] for row in rows], stored, query))
+            out.append(Candidates([Item(*row[2:]) for row in rows], [row[0] for row in rows], stored, query))
         return out
 
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
@@ -333,4 +333,6 @@ class _Moment:
         return [found[int(key)] for key in keys]
 
     def rows(self, keys: Sequence[int]) -> Vectors:
-        return self.index._rows(self.index._tables.vectors_at(self.db, [int(key) for key in keys]))
+        query = "SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial"  # as keys ascend
+        found = self.index._tables.run(self.db, query, ([int(key) for key in keys],), binary=True)
+        return self.index._rows([vector for (vector,) in found.fetchall()])

@@ -8,8 +8,8 @@ are the shortlist whose stored vectors decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from diptych.codes import Codes
 from diptych.index.capabilities import spread
 from diptych.index.engines.coding import Coder
 from diptych.index.engines.postgres.database import Connection
-from diptych.index.engines.postgres.records import COLUMNS, item, rows_of
+from diptych.index.engines.postgres.records import COLUMNS, rows_of
 from diptych.index.engines.postgres.tables import Tables
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 from diptych.index.query.words import COMMON, COMMON_SHARE, K1, LEAST_IDF, B
@@ -30,12 +30,7 @@ class SqlSelection:
 
     kind: Kind | None = None
     where: str = "true"
-    parameters: dict[str, Any] | None = None
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The parameters of the condition."""
-        return self.parameters or {}
+    values: Mapping[str, Any] = field(default_factory=dict)  # the parameters of the condition
 
 
 def nearest(
@@ -94,11 +89,11 @@ def best_words(
         SELECT best.score, best.serial, {COLUMNS} FROM best JOIN {{s}}.items USING (serial)"""
     given = {"kind": selection.kind, "terms": list(words), "weights": list(words.values()), "k": k}
     rows = tables.run(db, statement, {**selection.values, **given}).fetchall()
-    return [(score, serial, item(rest)) for score, serial, *rest in rows]
+    return [(score, serial, Item(*rest)) for score, serial, *rest in rows]
 
 
 def count_items(db: Connection, tables: Tables, selection: SqlSelection) -> int:
-    """How many items are selection."""
+    """How many items are selected."""
     statement = f"SELECT count(*) FROM {{s}}.items WHERE {_condition(selection)}"
     return int(tables.run(db, statement, {**selection.values, "kind": selection.kind}).fetchone()[0])
 
@@ -115,7 +110,7 @@ def spread_serials(db: Connection, tables: Tables, selection: SqlSelection, size
 
 
 def _condition(selection: SqlSelection) -> str:
-    """What a row must satisfy to be selection."""
+    """What a row must satisfy to be selected."""
     return f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {selection.where}"
 
 
@@ -195,10 +190,6 @@ class CodeTables:
                     f"{coded} of {counts[kind]} {kind} items have a binary code: build the codes again (--codes)."
                 )
         return faults
-
-    def names(self, db: Connection) -> list[str]:
-        """The tables of codes, for compaction."""
-        return [f"codes_{kind}" for kind in self.kinds(db)]
 
     def _coder(self, db: Connection, kind: str, number: int) -> Coder:
         """What made the codes of a table; read once."""

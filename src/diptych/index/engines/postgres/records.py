@@ -130,7 +130,7 @@ def _lowered(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 ID_BYTES = 2_000  # an index of PostgreSQL holds no longer keys
-COLUMNS = ", ".join(
+COLUMNS = ", ".join(  # of ``Item``, in its order
     f"items.{name}"
     for name in ("id", "kind", "path", "text", "image_id", "metadata", "content", "collection")
 )
@@ -158,12 +158,6 @@ def records(items: Sequence[Item], vectors: Vectors, precision: str, tokenizer: 
     return out
 
 
-def item(row: Sequence[Any]) -> Item:
-    """The item of a row of ``COLUMNS``."""
-    id, kind, path, text, image_id, metadata, content, collection = row
-    return Item(id, kind, path, text, image_id, metadata, content, collection)
-
-
 def checksum(vector: Any) -> int:
     """The checksum of a vector as the server stores it."""
     return zlib.crc32(vector.to_binary())
@@ -176,10 +170,7 @@ def storable_ids(ids: Sequence[str]) -> list[str]:
 
 def rows_of(vectors: Sequence[Any], dimension: int) -> Vectors:
     """Vectors as they come from the server, as rows (n, dimension)."""
-    out = np.zeros((len(vectors), dimension), np.float32)
-    for row, vector in enumerate(vectors):
-        out[row] = vector.to_numpy()
-    return out
+    return np.array([vector.to_numpy() for vector in vectors], np.float32).reshape(-1, dimension)
 
 
 def _check(one: Item) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.engines.postgres.database import Connection, Jsonb, sql
-from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded, item
+from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded
 from diptych.index.protocol import (
     INCOMPLETE,
     KINDS,
@@ -148,7 +148,7 @@ class Tables:
             "WHERE indisvalid AND indrelid = %s::regclass"
         )
         names = {name for (name,) in db.execute(query, (f"{self.schema}.vectors",)).fetchall()}
-        return {kind: count for kind, count in self.counts(db).items() if _graph(kind) in names}
+        return {kind: count for kind, count in self.counts(db).items() if f"graph_{kind}" in names}
 
     # ------------------------------------------------------------------ changing
 
@@ -190,10 +190,6 @@ class Tables:
         self._record_columns(db, records)
         return last - len(records) + 1
 
-    def drop_graph(self, db: Connection, kind: Kind) -> None:
-        """Forget the HNSW index of a kind."""
-        self.run(db, f"DROP INDEX IF EXISTS {{s}}.{_graph(kind)}")
-
     def add_collection(self, db: Connection, name: str, root: str) -> Collection:
         """Record a collection, unless another writer was quicker."""
         known = self.collections(db)
@@ -205,7 +201,7 @@ class Tables:
     def build_graph(self, db: Connection, kind: Kind) -> None:
         """Make the HNSW index of a kind, by inner product."""
         statement = (
-            f"CREATE INDEX IF NOT EXISTS {_graph(kind)} ON {{s}}.vectors "
+            f"CREATE INDEX IF NOT EXISTS graph_{kind} ON {{s}}.vectors "
             f"USING hnsw (vector {TYPES[self.precision]}_ip_ops) WHERE kind = '{kind}'"
         )
         self.run(db, statement)
@@ -218,7 +214,7 @@ class Tables:
         for name, held in kinds.items():
             self.run(db, "INSERT INTO {s}.columns VALUES (%s, %s)", (name, sorted(held)))
 
-    def vacuum(self, further: Sequence[str] = ()) -> list[Any]:
+    def vacuum(self, further: Sequence[str]) -> list[Any]:
         """Statements that rewrite the tables, and ``further`` ones, without their removed rows."""
         return [self.sql(f"VACUUM (FULL, ANALYZE) {{s}}.{table}") for table in (*_FILLED, *further)]
 
@@ -227,17 +223,12 @@ class Tables:
     def items(self, db: Connection, ids: Sequence[str]) -> list[Item]:
         """Those of the items that are present."""
         query = f"SELECT {COLUMNS} FROM {{s}}.items WHERE id = ANY(%s)"
-        return [item(row) for row in self.run(db, query, (list(ids),)).fetchall()]
+        return [Item(*row) for row in self.run(db, query, (list(ids),)).fetchall()]
 
     def items_at(self, db: Connection, serials: Sequence[int]) -> dict[int, Item]:
         """serial → item."""
         query = f"SELECT items.serial, {COLUMNS} FROM {{s}}.items WHERE serial = ANY(%s)"
-        return {serial: item(row) for serial, *row in self.run(db, query, (list(serials),)).fetchall()}
-
-    def vectors_at(self, db: Connection, serials: Sequence[int]) -> list[Any]:
-        """The stored vectors of serials that ascend."""
-        query = "SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial"
-        return [vector for (vector,) in self.run(db, query, (list(serials),), binary=True).fetchall()]
+        return {serial: Item(*row) for serial, *row in self.run(db, query, (list(serials),)).fetchall()}
 
     def verify(self, db: Connection, show_progress: bool = False) -> list[str]:
         """One sentence per fault."""
@@ -302,10 +293,6 @@ def check_indexable(dimension: int, precision: str) -> None:
             f"pgvector builds no approximate index over {dimension} {precision} dimensions (the limit is {limit}): "
             "use binary codes (--codes), search exactly, or use fewer dimensions."
         )
-
-
-def _graph(kind: str) -> str:
-    return f"graph_{kind}"
 
 
 def _make_extension(db: Connection, label: str) -> None:
