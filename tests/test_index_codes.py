@@ -13,7 +13,7 @@ from commands import diptych
 from test_index_build import drawn
 
 from diptych.codes import pack
-from diptych.index.engines.coding import random_rotation
+from diptych.index.engines.coding import Coder, random_rotation
 from diptych.index.engines.embedded.approximate import CodeTable
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.ingest.build import index_collection
@@ -39,7 +39,8 @@ def table_of(rows: Vectors) -> CodeTable:
 def test_proposals_are_the_nearest_codes_by_distance_then_row() -> None:
     rows, queries = vectors(N, 0), vectors(5, 1)
     table = table_of(rows)
-    assert table.bits == 256
+    assert table.coder is not None
+    assert table.coder.bits == 256
     mean, rotation = rows[:700].mean(0).astype(np.float64), random_rotation(D, 256).astype(np.float64)
     signs = np.where((rows - mean) @ rotation >= 0, 1, -1)
     for query, proposed in zip(queries, table.propose(queries, 50), strict=True):
@@ -71,8 +72,9 @@ def test_the_mean_of_the_vectors_tells_nothing_and_is_taken_out() -> None:
         return float(np.mean([len(t & set(p.tolist())) / 10 for t, p in zip(truth, proposed, strict=True)]))
 
     centred = recall(table.propose(queries, 100))
-    table.mean = np.zeros(D, np.float32)
-    table._codes = np.asfortranarray(pack(rows @ table.rotation))
+    assert table.coder is not None
+    table.coder = Coder(np.zeros(D, np.float32), table.coder.rotation)
+    table._codes = np.asfortranarray(pack(rows @ table.coder.rotation))
     assert centred > recall(table.propose(queries, 100)) + 0.02
     assert centred > 0.85
 

@@ -173,7 +173,8 @@ def test_codes_of_other_shapes_are_no_codes(place: int, tmp_path: Path) -> None:
     table.add(np.arange(9, dtype=np.uint64), VECTORS[:9])
     path = tmp_path / "graph-000001-image.codes"
     table.save(str(path))
-    arrays = [table.mean, table.rotation, table.keys, np.ascontiguousarray(table._codes.T)]
+    assert table.coder is not None
+    arrays = [table.coder.mean, table.coder.rotation, table.keys, np.ascontiguousarray(table._codes.T)]
     CodeTable(D).load(str(path))
     for wrong in (np.zeros((3, 3), np.float32), np.zeros(0, np.int8), arrays[place][:-1]):  # type: ignore[index]
         given = [np.array([1, D], np.int64), *arrays[:place], wrong, *arrays[place + 1 :]]

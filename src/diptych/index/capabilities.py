@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import SettingsError
-from diptych.index.protocol import KINDS, Hit, Hits, Item, Kind, Pair, Recall, Vectors, check_k, check_limit
+from diptych.index.protocol import KINDS, Hit, Hits, Item, Kind, Pair, Recall, Vectors, check_k
 from diptych.index.scoring import best_pairs
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class Capabilities(ABC):
         show_progress: bool = False,
     ) -> list[Pair]:
         """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it."""
-        check_limit(limit)
+        if limit < 1:
+            raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
 
         def read(view: View) -> list[Pair]:
             keys = np.asarray(view.keys(kind, None))

@@ -258,12 +258,6 @@ def check_k(k: int) -> None:
         raise SettingsError(f"k, the number of hits, is out of range: it must be at least 1, not {k}.")
 
 
-def check_limit(limit: int) -> None:
-    """Raise when no pair is wanted."""
-    if limit < 1:
-        raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
-
-
 def check_items(items: Sequence[Item], count: int) -> None:
     """Raise when items and their vectors do not pair up, or when ids are empty or not unique."""
     if count != len(items):

@@ -161,21 +161,15 @@ class Searcher:
 
     def encode(self, query: Query) -> Vectors:
         """The vector (dimension,) of a query: unit(Σ weight · unit(encode(term)))."""
-        vectors: list[Vectors | None] = [None] * len(query.terms)
-        texts = [n for n, term in enumerate(query.terms) if term.kind == "text"]
-        images = [n for n, term in enumerate(query.terms) if term.kind in ("image", "url")]
+        terms = dict(enumerate(query.terms))
+        texts = {n: str(term.value) for n, term in terms.items() if term.kind == "text"}
+        images = {n: self._picture(term) for n, term in terms.items() if term.kind in ("image", "url")}
+        found = {n: self.index.vectors([str(t.value)])[0] for n, t in terms.items() if t.kind == "item"}
         if texts:
-            rows = self.model.encode_text([str(query.terms[n].value) for n in texts])
-            for n, row in zip(texts, rows, strict=True):
-                vectors[n] = row
+            found |= zip(texts, self.model.encode_text(list(texts.values())), strict=True)
         if images:
-            rows = self.model.encode_image([self._picture(query.terms[n]) for n in images])
-            for n, row in zip(images, rows, strict=True):
-                vectors[n] = row
-        for n, term in enumerate(query.terms):
-            if term.kind == "item":
-                vectors[n] = self.index.vectors([str(term.value)])[0]
-        total = sum(t.weight * _unit(v) for t, v in zip(query.terms, vectors, strict=True) if v is not None)
+            found |= zip(images, self.model.encode_image(list(images.values())), strict=True)
+        total = sum(term.weight * _unit(found[n]) for n, term in terms.items())
         length = float(np.linalg.norm(total))
         if length < 1e-6:
             raise QueryError("the terms of the query cancel each other out: nothing is left to look for.")

@@ -49,36 +49,25 @@ class CodeTable:
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
-        self.mean: Vectors | None = None  # (D,), from the first vectors
-        self.rotation: Vectors = np.zeros((dimension, 0), np.float32)  # (D, K)
+        self.coder: Coder | None = None  # around the first vectors
         self.keys: Keys = np.zeros(0, np.uint64)
         self._codes: Codes = np.zeros((0, 0), np.uint64)
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    @property
-    def bits(self) -> int:
-        """K, a multiple of 64 that is at least the dimension."""
-        return code_bits(self.dimension)
-
     def add(self, keys: Keys, vectors: Vectors) -> None:
-        """Code more vectors."""
-        if self.mean is None:
-            coder = Coder.around(vectors.mean(axis=0))
-            self.mean, self.rotation = coder.mean, coder.rotation
-            self._codes = np.zeros((0, self.bits // WORD), np.uint64)
-        fresh = Coder(self.mean, self.rotation).code(vectors)
+        if self.coder is None:
+            self.coder = Coder.around(vectors.mean(axis=0))
+            self._codes = np.zeros((0, self.coder.bits // WORD), np.uint64)
         self.keys = np.concatenate([self.keys, keys.astype(np.uint64)])
-        self._codes = np.asfortranarray(np.concatenate([self._codes, fresh]))
+        self._codes = np.asfortranarray(np.concatenate([self._codes, self.coder.code(vectors)]))
 
     def remove(self, keys: Keys) -> None:
-        """Forget these."""
         keep = ~np.isin(self.keys, keys)
         self.keys, self._codes = self.keys[keep], np.asfortranarray(self._codes[keep])
 
     def rename(self, old: Keys, new: Keys) -> None:
-        """Give rows their new keys."""
         order = np.argsort(old)
         place = np.minimum(np.searchsorted(old, self.keys, sorter=order), max(0, len(old) - 1))
         if len(old):
@@ -87,19 +76,17 @@ class CodeTable:
 
     def propose(self, queries: Vectors, wanted: int) -> list[NDArray[np.int64]]:
         """For each query, the keys of the ``wanted`` rows with the nearest codes."""
-        if not len(self):
+        if self.coder is None or not len(self):
             return [np.zeros(0, np.int64) for _ in queries]
-        assert self.mean is not None  # it has rows
-        codes = Coder(self.mean, self.rotation).code_queries(queries)
+        codes = self.coder.code_queries(queries)
         return [self.keys[nearest(hamming(code, self._codes), wanted)].astype(np.int64) for code in codes]
 
     def save(self, path: str) -> None:
-        """Write everything to a file."""
-        mean = np.zeros(0, np.float32) if self.mean is None else self.mean
-        facts = np.array([_FORMAT, self.dimension], np.int64)
+        none = Coder(np.zeros(0, np.float32), np.zeros((self.dimension, 0), np.float32))
+        facts, coder = np.array([_FORMAT, self.dimension], np.int64), self.coder or none
         handle = FILES.open(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with os.fdopen(handle, "wb") as file:
-            for array in (facts, mean, self.rotation, self.keys, np.ascontiguousarray(self._codes.T)):
+            for array in (facts, coder.mean, coder.rotation, self.keys, np.ascontiguousarray(self._codes.T)):
                 np.lib.format.write_array(file, array, allow_pickle=False)
 
     def load(self, path: str) -> None:
@@ -110,16 +97,17 @@ class CodeTable:
         except (ValueError, OSError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
             raise RuntimeError(f"{path} holds no codes ({error})") from error
         shapes = [(array.shape, array.dtype) for array in (mean, rotation, keys, codes)]
-        count, floats, words = keys.size, np.dtype(np.float32), np.dtype(np.uint64)
+        count, bits = keys.size, code_bits(self.dimension)
+        floats, words = np.dtype(np.float32), np.dtype(np.uint64)
         full = [
-            ((self.dimension,), floats), ((self.dimension, self.bits), floats), ((count,), words),
-            ((self.bits // WORD, count), words),
+            ((self.dimension,), floats), ((self.dimension, bits), floats), ((count,), words),
+            ((bits // WORD, count), words),
         ]  # fmt: skip
         empty = [((0,), floats), ((self.dimension, 0), floats), ((0,), words), ((0, 0), words)]
         if facts.tolist() != [_FORMAT, self.dimension] or shapes not in (full, empty):
             raise RuntimeError(f"{path} holds codes of another kind")
-        self.mean = mean if len(mean) else None
-        self.rotation, self.keys, self._codes = rotation, keys, codes.T
+        self.coder = Coder(mean, rotation) if len(mean) else None
+        self.keys, self._codes = keys, codes.T
 
 
 def _read(file: BinaryIO) -> Any:
@@ -246,7 +234,8 @@ class Graphs:
                 if graph.file not in self._open:
                     view, fault = None, _fault(graph, path)
                     if not fault:
-                        view = _open_graph(path, self.layout.dimension)
+                        view = self._empty(graph.is_codes)
+                        (view.load if graph.is_codes else view.view)(str(path))
                     else:
                         LOG.warning(
                             "%s %s: every item is scanned until 'diptych index' builds it again", path, fault
@@ -258,7 +247,18 @@ class Graphs:
             return self._open[graph.file]
 
     def _empty(self, codes: bool) -> Any:
-        return CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
+        if codes:
+            return CodeTable(self.layout.dimension)
+        with suppress(ImportError):
+            import onnxruntime  # noqa: F401  loaded after usearch 2.26, ONNX Runtime 1.31 ends the process
+        return import_extra("usearch.index", "search", "an approximate index").Index(
+            ndim=self.layout.dimension,
+            metric="ip",
+            dtype="i8",
+            connectivity=NEIGHBOURS,
+            expansion_add=WIDTH_ADD,
+            expansion_search=WIDTH_SEARCH,
+        )
 
     def _load(self, graph: Graph) -> Any:
         """A graph in memory, to be changed; None when its file cannot be read."""
@@ -311,30 +311,6 @@ def signed(path: Path, size: int, key: bytes | None) -> tuple[int | None, str]:
         return checksum(path, 0, size), ""
     signing = hashlib.blake2b(path.name.encode(), key=key, digest_size=32)
     return checksum(path, 0, size, signing), signing.hexdigest()
-
-
-def _open_graph(path: Path, dimension: int) -> Any:
-    """A graph on disk, to be searched."""
-    if path.name.endswith(CODES):
-        table = CodeTable(dimension)
-        table.load(str(path))
-        return table
-    view = _new_graph(dimension)
-    view.view(str(path))
-    return view
-
-
-def _new_graph(dimension: int) -> Any:
-    with suppress(ImportError):
-        import onnxruntime  # noqa: F401  loaded after usearch 2.26, ONNX Runtime 1.31 ends the process
-    return import_extra("usearch.index", "search", "an approximate index").Index(
-        ndim=dimension,
-        metric="ip",
-        dtype="i8",
-        connectivity=NEIGHBOURS,
-        expansion_add=WIDTH_ADD,
-        expansion_search=WIDTH_SEARCH,
-    )
 
 
 def _check_unit(folder: Path, vectors: Vectors) -> None:

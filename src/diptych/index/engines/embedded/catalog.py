@@ -10,18 +10,9 @@ from typing import Any
 
 from diptych.errors import IndexFault
 from diptych.index.engines.embedded import checksums, connections
-from diptych.index.engines.embedded.connections import (
-    FILE,
-)
+from diptych.index.engines.embedded.connections import FILE
 from diptych.index.engines.embedded.segments import FILES
-from diptych.index.protocol import (
-    Item,
-    grown_columns,
-    held_kinds,
-    kind_of,
-    plain,
-    record,
-)
+from diptych.index.protocol import Item, grown_columns, held_kinds, kind_of, plain, record
 from diptych.storage import parse_json
 
 _KINDS = {  # kinds of metadata, by SQLite's names of JSON types

@@ -202,7 +202,7 @@ class Store:
                 with (
                     closing(writer),
                     suppress(sqlite3.Error),
-                ):  # a full disk, say: the log has what was acknowledged
+                ):  # a full disk: the log has what was acknowledged
                     _fold_log(writer)
         finally:
             if lock is not None:
@@ -214,10 +214,7 @@ class Store:
             if self._closed:
                 raise is_closed(self.path)
             old: list[sqlite3.Connection] = []
-            if catalog.identity(self._file) not in (
-                self._identity,
-                None,
-            ):  # they read what lies there no more
+            if catalog.identity(self._file) not in (self._identity, None):  # they read what is there no more
                 old, self._idle = self._idle, []
             if self._idle:
                 return self._idle.pop()
