@@ -18,9 +18,8 @@ from urllib.parse import SplitResult, urlsplit
 from diptych.errors import AddressError
 
 PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
-REGISTRY = (
-    "2025-10-09"  # when IANA last changed its two registries of special-purpose addresses, which we follow
-)
+# when IANA last changed its two registries of special-purpose addresses, which we follow
+REGISTRY = "2025-10-09"
 RESERVED_4 = [
     ipaddress.IPv4Network(network)
     for network in (

@@ -88,7 +88,6 @@ class Registry:
         self.added[name] = Entry(name, first_line(target), target)
 
     def __getitem__(self, name: str) -> Any:
-        """What a name stands for, as ``find`` gives it."""
         return self.find(name)
 
     @property

@@ -164,7 +164,6 @@ class RegistryGroup(click.Group):
     registry: Registry
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, from metadata alone."""
         return list(self.registry)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

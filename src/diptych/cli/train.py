@@ -24,7 +24,6 @@ class Recipes(click.Group):
     """A command for each recipe, made when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the recipes."""
         import_plugins()
         return list(RECIPES)
 

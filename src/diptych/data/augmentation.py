@@ -143,7 +143,6 @@ class PictureAugmentation:
         return apply(self.draw(rng), picture)
 
     def draw(self, rng: np.random.Generator) -> PictureDraw:
-        """The numbers of one picture."""
         u = rng.random(13).tolist()
         (low, high), (softest, strongest) = self.crop, self.blur_sigma
         strengths = (self.brightness, self.contrast, self.saturation)

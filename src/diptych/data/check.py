@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, first_of_each
 from diptych.data.duplicates import Look, across, groups, near_groups, normal_text
 from diptych.data.formats import Format, as_path, find, split_options
 from diptych.data.problems import AllProblems, Problem
@@ -54,12 +54,10 @@ class CheckReport:
 
     @property
     def errors(self) -> list[Problem]:
-        """Problems that make the data unfit."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
     def warnings(self) -> list[Problem]:
-        """Problems worth a look."""
         return [problem for problem in self.problems if problem.severity == "warning"]
 
     @property
@@ -229,10 +227,7 @@ def _check_images(captions: Captions, problems: AllProblems, show_progress: bool
             problems.warn("duplicate image", name, f"{_names(captions, rows)} are the same image")
     if len(looks) < len(readable):
         return  # features, not pictures
-    first: dict[str, int] = {}
-    for place, key in enumerate(keys):
-        first.setdefault(key, place)
-    once = list(first.values())
+    once = np.unique(first_of_each(keys)).tolist()
     for group in near_groups([looks[place] for place in once], show_progress):
         rows = [readable[once[place]] for place in group]
         if across(rows, captions.splits):

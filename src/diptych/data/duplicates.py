@@ -55,7 +55,6 @@ class Look:
 
     @staticmethod
     def of(picture: Image.Image) -> Look:
-        """The look of a picture."""
         box = Image.Resampling.BOX
         cells = np.asarray(picture.convert("L").resize((HASH_SIDE + 1, HASH_SIDE), box), dtype=np.int16)
         colours = np.asarray(picture.convert("RGB").resize((COLOUR_SIDE, COLOUR_SIDE), box), dtype=np.uint8)

@@ -278,7 +278,6 @@ class Member:
     size: int
 
     def bytes(self) -> bytes:
-        """The content, read in place."""
         try:
             with open(self.tar, "rb") as handle:
                 handle.seek(self.offset)

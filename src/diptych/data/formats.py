@@ -37,7 +37,6 @@ class Format:
 
     @property
     def options(self) -> list[str]:
-        """Options its reader takes."""
         hidden = {"path", "split", "problems"}
         own = inspect.signature(self.read).parameters if self.given is None else self.given
         return [*(name for name in own if name not in hidden), *FURTHER]
@@ -68,7 +67,6 @@ class Format:
             raise DataError(f"{place} cannot be read as {self.name} ({reason}): check it.") from error
 
     def refuse_unknown(self, options: Iterable[str]) -> None:
-        """Refuse an option its reader does not take."""
         for name in options:
             if name not in self.options:
                 known = ", ".join(self.options) or "none"

@@ -45,7 +45,6 @@ class Labels:
         return Labels(sorted({name for item in item_labels(captions, columns) for name in item}), columns)
 
     def rows_of(self, captions: Captions) -> NDArray[np.float32]:
-        """The labels of every image, (N, C)."""
         return self.matrix(item_labels(captions, self.columns), captions.image_ids)
 
     def __len__(self) -> int:
@@ -159,9 +158,7 @@ def class_rows(sets: Sequence[Sequence[str]], names: Sequence[str]) -> NDArray[n
     column = {name: number for number, name in enumerate(names)}
     rows = np.zeros((len(sets), len(names)), np.bool_)
     for row, one in enumerate(sets):
-        for name in one:
-            if name in column:
-                rows[row, column[name]] = True
+        rows[row, [column[name] for name in one if name in column]] = True
     return rows
 
 

@@ -267,7 +267,6 @@ class WordPieceInput(HubInput):
         return TokenTexts(ids, np.full_like(ids, -1), offsets, self.tokenizer.pad_token_id or 0)
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
-        """Ids and word numbers of all texts in flat arrays."""
         ids: list[list[int]] = []
         words: list[list[int]] = []
         chunks = -(-len(texts) // CHUNK)

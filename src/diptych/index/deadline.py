@@ -31,7 +31,6 @@ class Deadline:
             raise self.late()
 
     def late(self) -> Unavailable:
-        """The refusal to go on."""
         return Unavailable(
             f"the answer took more than {self.seconds:g} seconds: shorten the query or the filter, or try again "
             "later."

@@ -215,11 +215,9 @@ class StoredVectors:
 
     @property
     def dim(self) -> int:
-        """Length of a stored vector."""
         return self._info.dimension
 
     def fingerprint(self) -> str:
-        """That of the model that made the index."""
         return self._info.fingerprint
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
@@ -263,30 +261,24 @@ class LightModel:
 
     @property
     def dim(self) -> int:
-        """Length of an encoded vector."""
         return self.runtime.dim
 
     @property
     def image_input(self) -> ImageInput:
-        """How pictures are prepared."""
         return self.runtime.image_input
 
     def fingerprint(self) -> str:
-        """The fingerprint of the model."""
         return self.runtime.fingerprint()
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
-        """Rows (N, dim) for a list or store of images."""
         found: Rows = self._run("encode_image", images, batch_size=batch_size)
         return found
 
     def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Rows:
-        """Rows (M, dim) for a list or store of texts."""
         found: Rows = self._run("encode_text", texts, batch_size=batch_size)
         return found
 
     def predict_labels(self, images: Any = None, **options: Any) -> Sequence[Mapping[str, float]]:
-        """Labels of images, or of ``texts``, with their scores, best first."""
         found: Sequence[Mapping[str, float]] = self._run("predict_labels", images, **options)
         return found
 
@@ -363,11 +355,9 @@ class LoadedPairs:
         self.opening = opening
 
     def image_features(self, images: Any) -> list[Local]:
-        """The local features of each image, (L, D) float16."""
         return self._scorer().image_features(images)
 
     def scores(self, images: Sequence[Local], texts: Sequence[str]) -> Rows:
-        """Scores (N, M) of images, given by their local features, against texts."""
         return self._scorer().scores(images, texts)
 
     def _scorer(self) -> PairScoring:

@@ -200,7 +200,6 @@ class Recall:
         )
 
     def to_json(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod

@@ -43,7 +43,6 @@ FOLDER, FACTS, PROBES = "runtime", "runtime.json", "probes.safetensors"
 IMAGE, BACKBONE, TEXT = "image.onnx", "backbone.onnx", "text.onnx"
 TOKENIZER, VOCABULARY = "tokenizer.json", "vocabulary.json"
 MODEL_FILES = ("config.json", "model.safetensors")
-PIECE = 2**20  # bytes hashed at a time
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class RuntimeFacts:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        """Write ``runtime.json``."""
         MODEL.write(folder / FACTS, json.dumps(asdict(self), indent=1, ensure_ascii=False))
 
 
@@ -149,11 +147,8 @@ def advice(home: Path) -> str:
 
 def file_facts(file: Path) -> list[Any]:
     """Bytes and SHA-256 of a file."""
-    digest = hashlib.sha256()
     with os.fdopen(MODEL.open(file), "rb") as handle:
-        while piece := handle.read(PIECE):
-            digest.update(piece)
-    return [file.stat().st_size, digest.hexdigest()]
+        return [file.stat().st_size, hashlib.file_digest(handle, "sha256").hexdigest()]
 
 
 def _check_types(facts: RuntimeFacts) -> None:
@@ -232,7 +227,6 @@ class Probes:
 
     @staticmethod
     def read(file: Path) -> Probes:
-        """The probes of a model folder."""
         try:
             with safe_open(MODEL.check(file), "numpy") as opened:
                 about = opened.metadata() or {}

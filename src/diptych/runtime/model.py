@@ -88,7 +88,6 @@ class RuntimeModel:
 
     @property
     def dim(self) -> int:
-        """Length of an encoded vector."""
         return self.facts.dimension
 
     @cached_property
@@ -107,7 +106,6 @@ class RuntimeModel:
         return found
 
     def fingerprint(self) -> str:
-        """The fingerprint of the model that this runtime was written from."""
         return self.facts.fingerprint
 
     @property

@@ -47,7 +47,6 @@ class Pieces(TextInput):
         self.pad, self.length, self.side, self.masked = pad, length, side, masked
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
-        """Ids of all texts."""
         lists: list[list[int]] = []
         for start in range(0, len(texts), CHUNK):
             encoded = self.backend.encode_batch_fast(

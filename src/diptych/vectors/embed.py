@@ -132,17 +132,14 @@ class EmbedResult:
 
     @property
     def images(self) -> int:
-        """Images that have a vector."""
         return sum(receipt.images for receipt in self.receipts)
 
     @property
     def texts(self) -> int:
-        """Texts that have a vector."""
         return sum(receipt.texts for receipt in self.receipts)
 
     @property
     def unreadable(self) -> list[tuple[str, str]]:
-        """Every picture that could not be read, with the reason."""
         return [pair for receipt in self.receipts for pair in receipt.unreadable]
 
 

@@ -81,7 +81,6 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
-        """Bytes written."""
         return self._sink.bytes
 
     @property
@@ -90,7 +89,6 @@ class ShardWriter:
         return self._sink.digest.hexdigest()
 
     def write(self, items: Sequence[Item], vectors: Vectors) -> None:
-        """Add rows."""
         if not items:
             return
         names = ("id", "kind", "path", "text", "image_id", "metadata", "content")  # as ``record`` orders them
@@ -140,7 +138,6 @@ class _Hashing:
         self.digest, self.bytes = hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
-        """Write and count."""
         view = memoryview(data)
         if self.handle is not None:
             self.handle.write(view)
@@ -149,7 +146,6 @@ class _Hashing:
         return view.nbytes
 
     def tell(self) -> int:
-        """Bytes written."""
         return self.bytes
 
     def flush(self) -> None:
@@ -169,7 +165,6 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The name of the shard."""
         return self.receipt.name
 
     def batches(self, rows: int = GROUP) -> Iterator[tuple[list[Item], Vectors]]:
@@ -227,7 +222,6 @@ class Shard:
         return found
 
     def metadata_of(self, text: str) -> dict[str, Any]:
-        """The metadata of a row."""
         try:
             found = parse_json(text)
         except ValueError:

@@ -157,7 +157,6 @@ class FileSources:
         return file.stat().st_size if file.is_file() else None
 
     def open(self, name: str) -> ShardData:
-        """The data of one shard."""
         file, absent = self.files[self.names.index(name)], Absent()
         size = self.size(name)
         if size is None:

@@ -47,7 +47,6 @@ class Receipt:
 
     @property
     def rows(self) -> int:
-        """Images and texts."""
         return self.images + self.texts
 
 
@@ -76,7 +75,6 @@ class Manifest:
         return len(self.receipts) == len(self.shards)
 
     def to_json(self) -> str:
-        """The file's content."""
         shards = []
         for name in self.shards:
             entry: dict[str, Any] = {"name": name, "file": f"{SHARDS}/{name}.parquet"}

@@ -20,8 +20,7 @@ from diptych.errors import Unavailable
 from diptych.index import deadline
 from diptych.index.base import Index
 from diptych.index.deadline import Deadline
-from diptych.index.protocol import Hits, Kind
-from diptych.index.query.filters import Filter
+from diptych.index.protocol import Hits
 from diptych.model.protocol import Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
@@ -37,7 +36,6 @@ class Traffic:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one request while it lasts."""
         with self._lock:
             self.active += 1
         try:
@@ -160,15 +158,12 @@ class BatchedModel:
         self._batcher = Batcher(self._encode, traffic, observe)
 
     def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Any:
-        """Rows (M, dim) for a list of texts."""
         return self._batcher("text", list(texts))
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Any:
-        """Rows (N, dim) for a list of images."""
         return self._batcher("image", list(images))
 
     def close(self, patience: float | None = None) -> None:
-        """Finish what waits, then stop."""
         self._batcher.close(patience)
 
     def __getattr__(self, name: str) -> Any:
@@ -192,21 +187,12 @@ class BatchedIndex:
         self._plain = Batcher(self._search, traffic, observe)
         self._filtered = Batcher(self._search, traffic, observe)
 
-    def search(
-        self,
-        vector: Any,
-        k: int = 10,
-        *,
-        kind: Kind | None = None,
-        filter: str | Filter | None = None,
-        exact: bool | None = None,
-    ) -> Hits:
-        """The k best items for one vector."""
-        batcher = self._plain if filter is None else self._filtered
-        return cast(Hits, batcher((k, kind, filter, exact), vector))
+    def search(self, vector: Any, k: int = 10, **how: Any) -> Hits:
+        """``Index.search``, with what else is asked in the same way."""
+        batcher = self._plain if how.get("filter") is None else self._filtered
+        return cast(Hits, batcher((k, *sorted(how.items())), vector))
 
     def close(self, patience: float | None = None) -> None:
-        """Finish what waits, then stop; the index stays open."""
         self._plain.close(patience)
         self._filtered.close(patience)
 
@@ -217,5 +203,5 @@ class BatchedIndex:
         return getattr(self._index, name)
 
     def _search(self, key: tuple[Any, ...], vectors: list[Any]) -> list[Hits]:
-        k, kind, filter, exact = key
-        return self._index.search_many(np.stack(vectors), k, kind=kind, filter=filter, exact=exact)
+        k, *how = key
+        return self._index.search_many(np.stack(vectors), k, **dict(how))

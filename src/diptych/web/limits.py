@@ -52,8 +52,6 @@ class Turns:
         self._limiter: CapacityLimiter | None = None
 
     def __call__(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function for a route, taking its turn."""
-
         async def take_turn(**arguments: Any) -> Any:
             if self._asked >= self._most:
                 raise Unavailable("too many requests of this kind are waiting: try again in a moment.")

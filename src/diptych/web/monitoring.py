@@ -26,13 +26,11 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one observation."""
         with self._lock:
             self._counts[bisect_left(self.bounds, value)] += 1
             self._sum += value
 
     def lines(self) -> list[str]:
-        """The lines of the text format."""
         with self._lock:
             counts, total = list(self._counts), self._sum
         out, seen = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} histogram"], 0
@@ -55,7 +53,6 @@ class Metrics:
         self._started = time.time()
 
     def count(self, path: str, status: int) -> None:
-        """Count one answered request."""
         with self._lock:
             self._requests[path, status] += 1
 

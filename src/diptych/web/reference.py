@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 Schema = Mapping[str, Any]
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-  <meta charset="utf-8">
-  <meta name="viewport" content="width=device-width, initial-scale=1">
-  <meta name="color-scheme" content="light dark">
-  <title>Diptych: HTTP API</title>
-  <link rel="icon" href="/icon.svg" type="image/svg+xml">
-  <link rel="stylesheet" href="/style.css">
-</head>
-<body class="reference">
-<header class="top">
-  <a class="brand" href="/" aria-label="Diptych: search"><img src="/icon.svg" alt="" width="30" height="30">
-  <span>Diptych</span></a>
-</header>
-<main>
-<h1>HTTP API</h1>
-"""
-END = "</main>\n</body>\n</html>\n"
+FRAME = Path(__file__).with_name("reference.html")  # what stands around the content
 
 
 def reference_page(schema: Schema) -> str:
@@ -43,13 +26,12 @@ def reference_page(schema: Schema) -> str:
         if not name.startswith(("HTTPValid", "Validation")) and not any(f"/{name}'" in one for one in asked)
     }
     parts = [
-        HEAD,
-        f"<p>{_prose(schema['info']['description'])} The schema is <a href='/openapi.json'>openapi.json</a>.</p>",
+        f"<p>{_prose(schema['info']['description'])} The schema is <a href='/openapi.json'>openapi.json</a>.</p>"
     ]
     parts += ["<nav aria-label='Routes'><ul>", *(_entry(*route) for route in routes), "</ul></nav>"]
     parts += [_route(*route, models) for route in routes]
-    parts += ["<h2 id='answers'>Answers</h2>", *(_model(name, model) for name, model in replies.items()), END]
-    return "\n".join(parts)
+    parts += ["<h2 id='answers'>Answers</h2>", *(_model(name, model) for name, model in replies.items())]
+    return FRAME.read_text("utf-8").replace("<!-- content -->", "\n".join(parts))
 
 
 def _entry(method: str, path: str, operation: Schema) -> str:

@@ -27,7 +27,7 @@ from diptych.errors import (
     StorageError,
     Unavailable,
 )
-from diptych.index.protocol import Hit, Hits, Item
+from diptych.index.protocol import Hits, Item
 from diptych.index.query.frames import frame_of
 
 RANGES = 8  # of a file, in one answer
@@ -120,8 +120,15 @@ def search_reply(hits: Hits, seconds: float, passing: int | None = None) -> Sear
     """Hits as JSON; ``passing`` counts the items that pass the filter."""
     judged = hits.cutoff is not None
     passed = {hit.item.id for hit in hits.matches}
+    answers = [
+        HitReply(
+            **_fields(hit.item), score=hit.score, details=dict(hit.details),
+            matches=hit.item.id in passed if judged else None,
+        )
+        for hit in hits
+    ]  # fmt: skip
     return SearchReply(
-        hits=[_hit(hit, hit.item.id in passed if judged else None) for hit in hits],
+        hits=answers,
         exact=hits.exact,
         matched=hits.matched if judged else None,
         cutoff=hits.cutoff,
@@ -131,11 +138,6 @@ def search_reply(hits: Hits, seconds: float, passing: int | None = None) -> Sear
         passing=passing,
         seconds=seconds,
     )
-
-
-def status_of(error: DiptychError) -> int:
-    """The HTTP status of an error; the sentence is the same everywhere."""
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
 
 
 def failure(status: int, sentence: str, position: int | None = None) -> JSONResponse:
@@ -150,7 +152,6 @@ class SentFile(FileResponse):
     """A file, or the part of it that a header ``Range`` asks for; a wrong one is refused like any other mistake."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         headers = Headers(scope=scope)
         wanted = headers.get("range")
         refusal = None if wanted is None or "if-range" in headers else self._refusal(wanted)
@@ -186,7 +187,8 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(DiptychError)
     async def expected(request: Request, error: DiptychError) -> JSONResponse:
-        return failure(status_of(error), str(error), getattr(error, "position", None))
+        status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+        return failure(status, str(error), getattr(error, "position", None))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
@@ -210,10 +212,6 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return failure(500, "the service failed on this request; its log says why, and it keeps running.")
-
-
-def _hit(hit: Hit, matches: bool | None) -> HitReply:
-    return HitReply(**_fields(hit.item), score=hit.score, details=dict(hit.details), matches=matches)
 
 
 def _fields(item: Item) -> dict[str, Any]:

@@ -101,7 +101,6 @@ class Service:
 
     @property
     def backend(self) -> str:
-        """What runs the model."""
         return str(getattr(self._model, "backend", "torch"))
 
     def _warm(self) -> None:
@@ -114,10 +113,8 @@ class Service:
     def search(self, request: SearchRequest) -> Hits:
         """The best items for what was asked."""
         self._check(request)
-        kind, images = (
-            check_kind(request.kind),
-            request.images if isinstance(request, ImageSearchRequest) else [],
-        )
+        kind = check_kind(request.kind)
+        images = request.images if isinstance(request, ImageSearchRequest) else []
         query = Query(self._terms(request, images))
         filter = request.filter.strip() or None
         # more like an item: what is nearest, without asking whether it is near
@@ -200,12 +197,10 @@ class Service:
         return vectors, thumbnails
 
     def items(self, ids: Sequence[str]) -> list[Item | None]:
-        """Items by id, None where there is none."""
         self._check_ids(ids)
         return self.index.get(ids)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove items; how many were there."""
         self._check_ids(ids)
         with self._changing() as index:
             return index.delete(ids)
@@ -346,12 +341,9 @@ def parse_items(text: str) -> list[NewItem]:
 
 def check_kind(kind: str) -> Kind | None:
     """The kind a client named; 'any' is all of them."""
-    if kind == "any":
-        return None
-    for known in KINDS:
-        if kind == known:
-            return known
-    raise QueryError(f"kind is '{kind[:40]}': choose image, text or any.")
+    if kind not in (*KINDS, "any"):
+        raise QueryError(f"kind is '{kind[:40]}': choose image, text or any.")
+    return None if kind == "any" else cast(Kind, kind)
 
 
 def _new_item(row: dict[str, Any]) -> NewItem:
@@ -361,11 +353,8 @@ def _new_item(row: dict[str, Any]) -> NewItem:
             raise DataError(f"an item has the field '{name[:40]}': the fields are {', '.join(known)}.")
     for name in known[:4]:
         if not isinstance(row.get(name, ""), str):
-            shown = (
-                json.dumps(row[name])[:60]
-                if isinstance(row[name], int | float | None)
-                else "a list or object"
-            )
+            plain = isinstance(row[name], int | float | None)
+            shown = json.dumps(row[name])[:60] if plain else "a list or object"
             raise DataError(f"the field {name} of an item must be a text, not {shown}.")
     if not row.get("id"):
         raise DataError("an item has no id: give each a unique name.")
@@ -379,13 +368,9 @@ def _size(value: Any) -> int:
     """About how many characters a value takes; what is nested deeper than a list is refused elsewhere."""
     if isinstance(value, list):
         return sum(_size(one) if not isinstance(one, list | dict) else 1 for one in value) + 2 * len(value)
-    return (
-        len(value)
-        if isinstance(value, str)
-        else 300
-        if isinstance(value, int) and abs(value) > 1 << 64
-        else 20
-    )
+    if isinstance(value, str):
+        return len(value)
+    return 300 if isinstance(value, int) and abs(value) > 1 << 64 else 20
 
 
 def check_text(text: str, limit: int, what: str) -> None:

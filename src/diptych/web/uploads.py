@@ -54,7 +54,6 @@ class Pictures:
         self._thumbnails: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def open_upload(self, data: bytes, name: str | None) -> Image.Image:
-        """The picture a client sent."""
         label = f"the uploaded image '{(name or 'without a name')[:100]}'"
         if not data:
             raise ImageError(f"{label} is empty: send an image file.")

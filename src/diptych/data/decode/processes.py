@@ -110,7 +110,6 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take another picture."""
         return not self._retires and self._process.poll() is None
 
     def decode(
@@ -141,7 +140,6 @@ class _Process:
         return Image.frombytes("RGB", (width, height), pixels)
 
     def end(self) -> None:
-        """Kill it, and wait until it is gone."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

@@ -79,7 +79,6 @@ class Draft:
         return row
 
     def find(self, key: str) -> int | None:
-        """The row of an image seen before, else None."""
         return self._rows.get(key)
 
     def _check_id(self, own_id: str, row: int, where: object) -> None:
@@ -277,7 +276,6 @@ class Reader:
 
     @property
     def options(self) -> list[str]:
-        """The names of the options."""
         own = [
             name for name in inspect.signature(self.fill).parameters if name not in ("draft", "path", "split")
         ]
@@ -292,7 +290,6 @@ class Reader:
         problems: Problems = STOP,
         **options: Any,
     ) -> Captions:
-        """The data of a path."""
         draft = Draft(str(path), problems, empty or self.empty, images)
         store = self.fill(draft, path, **options)
         return with_files(draft, store) if isinstance(store, Path) else draft.captions(store)

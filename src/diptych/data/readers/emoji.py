@@ -67,7 +67,6 @@ class EmojiFont:
     @classmethod
     @functools.cache
     def load(cls) -> EmojiFont:
-        """The font, read on the first call."""
         return cls()
 
     def glyph(self, code: str) -> str | None:
@@ -85,7 +84,6 @@ class EmojiFont:
         return digest.hexdigest()
 
     def character(self, code: str) -> str:
-        """The one character that draws a sequence."""
         glyph = self.glyph(code)
         if glyph is None:
             raise KeyError(f"the font has no glyph for {code}")
@@ -138,12 +136,10 @@ class Emoji:
 
     @property
     def points(self) -> list[int]:
-        """Its code points."""
         return [int(point, 16) for point in self.code.split("-")]
 
     @property
     def character(self) -> str:
-        """The emoji itself."""
         return "".join(map(chr, self.points))
 
 

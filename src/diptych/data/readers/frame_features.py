@@ -32,7 +32,7 @@ class FrameStore:
 
     features = True
 
-    def __init__(self, items: Sequence[Any], frames: int) -> None:
+    def __init__(self, items: Sequence[Any], frames: int = FRAMES) -> None:
         self.items, self.frames = items, at_least(frames, "frames", 0)
 
     def __len__(self) -> int:
@@ -41,9 +41,6 @@ class FrameStore:
 
 class FrameFiles(FrameStore):
     """One ``.npy`` file per video."""
-
-    def __init__(self, paths: Sequence[Path], frames: int = FRAMES) -> None:
-        super().__init__(paths, frames)
 
     def __getitem__(self, index: int) -> NDArray[Any]:
         store = ArrayStore(self.items[index])

@@ -220,7 +220,6 @@ class LazyRow(Sequence[int]):
         return iter(self.tolist())
 
     def tolist(self) -> list[int]:
-        """The classes as numbers."""
         return [int(number) for number in self.classes[self.row]]
 
 

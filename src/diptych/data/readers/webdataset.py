@@ -207,13 +207,11 @@ class StringColumn(Sequence[str]):
 
     @staticmethod
     def of(strings: Sequence[str]) -> StringColumn:
-        """The column of some strings."""
         encoded = [string.encode() for string in strings]
         return StringColumn(b"".join(encoded), np.cumsum([len(one) for one in encoded], dtype=np.int64))
 
     @staticmethod
     def join(columns: Sequence[StringColumn]) -> StringColumn:
-        """Columns one after the other."""
         starts = np.cumsum([0, *(len(column.blob) for column in columns)])
         ends = [column.ends + start for column, start in zip(columns, starts[:-1], strict=True)]
         return StringColumn(

@@ -33,7 +33,6 @@ class Coder:
 
     @property
     def bits(self) -> int:
-        """K."""
         return int(self.rotation.shape[1])
 
     def code(self, vectors: Vectors) -> Codes:

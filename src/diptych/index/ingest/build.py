@@ -156,7 +156,6 @@ class IndexEnd(End):
         self.kept = KeptVectors(index, files, [(id, self.known[id]) for id in self.known_images if plain])
 
     def key_before(self, id: str) -> str:
-        """The key of an image's file when it was indexed, empty for a new one."""
         return self.known.get(id, "").rsplit("|", 1)[0]
 
     def compare(self, work: Work) -> None:

@@ -135,7 +135,6 @@ class PhotoFile:
             self._handle.close()
 
     def content(self) -> str:
-        """The hash of its bytes."""
         handle, suffix = self._open(), os.path.splitext(self.photo.name)[1]
         if isinstance(self.photo, Member):
             return content_hash(handle, self.photo.offset, self.photo.size, suffix)
@@ -180,7 +179,6 @@ class PhotoColumns:
         return facts
 
     def notes(self) -> list[str]:
-        """A sentence about invalid dates."""
         if not self.nonsense:
             return []
         count, (id, claimed) = len(self.nonsense), next(iter(self.nonsense.items()))

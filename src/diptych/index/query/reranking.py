@@ -40,7 +40,6 @@ class Reranker:
         self._lock = threading.Lock()  # a service asks from several threads
 
     def __call__(self, query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> list[float]:
-        """One score per item, higher is better."""
         kinds = {item.kind for item in items}
         if not items:
             return []

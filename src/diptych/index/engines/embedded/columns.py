@@ -48,7 +48,6 @@ class Cells:
     known: int
 
     def mask(self, condition: Condition) -> Mask:
-        """The rows that satisfy a condition."""
         if condition.operator == "null":
             return np.asarray(np.isnan(self.numbers) & (self.codes < 0))
         test = condition.predicate()
@@ -173,7 +172,6 @@ class MetadataColumns:
     def values(
         self, state: State, db: sqlite3.Connection, column: str, limit: int
     ) -> list[tuple[str | bool, int]]:
-        """The most frequent texts and booleans of a metadata column."""
         snapshot = _Snapshot(db, state.generation, state.epoch, known_columns(db, self._folder))
         counts: Counter[str | bool] = Counter()
         for segment in state.segments if column in snapshot.known else ():

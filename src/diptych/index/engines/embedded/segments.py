@@ -69,7 +69,6 @@ class RowLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return self.width * self.dtype.itemsize
 
     @property
@@ -96,7 +95,6 @@ class RowLayout:
         return rows.astype(np.float32)
 
     def file(self, number: int, kind: str) -> str:
-        """The name of a segment file."""
         return f"vectors-{number:06d}-{kind}.{_SUFFIX[self.precision]}"
 
 

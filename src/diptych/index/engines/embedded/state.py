@@ -41,7 +41,6 @@ class Segment:
 
     @property
     def alive(self) -> int:
-        """Rows that are not removed."""
         return len(self) - len(self.gone)
 
     @cached_property
@@ -74,7 +73,6 @@ class Graph:
 
     @property
     def is_codes(self) -> bool:
-        """Whether it is a table of binary codes."""
         return self.file.endswith(CODES)
 
     def is_stale(self, state: State) -> bool:
@@ -100,7 +98,6 @@ class State:
         return tuple(s for s in self.segments if kind is None or s.kind == kind)
 
     def count(self, kind: Kind | None = None) -> int:
-        """Items present."""
         return sum(s.alive for s in self.of_kind(kind))
 
 

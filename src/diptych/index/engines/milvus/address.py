@@ -51,7 +51,6 @@ class Address:
 
     @property
     def label(self) -> str:
-        """The address as messages show it."""
         return f"milvus://{self.host}:{self.port}/{self.index}"
 
 

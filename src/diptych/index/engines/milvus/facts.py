@@ -35,8 +35,6 @@ class IndexFacts:
         self._writer, self._changes = uuid.uuid4().hex, 0
         self._lock = threading.Lock()
 
-    # ------------------------------------------------------------------ changes
-
     def generation(self) -> int:
         """How many changes there were, of all writers."""
         return sum(int(value) for value in self._values("writer"))
@@ -47,10 +45,7 @@ class IndexFacts:
             self._changes += 1
             self._put([(f"{self._writer}:writer", "writer", str(self._changes))])
 
-    # ------------------------------------------------------------------ columns
-
     def columns(self, level: str | None = None) -> dict[str, tuple[str, ...]]:
-        """The metadata columns and the kinds of value each has held."""
         found: dict[str, set[str]] = {}
         for value in self._values("column", level):
             name, kind = json.loads(value)
@@ -68,10 +63,7 @@ class IndexFacts:
         self._put([_column(name, kind) for name, kinds in held.items() for kind in kinds or {""}])
         self.table.remove([row["pk"] for row in self._rows("column", STRONG) if row["pk"] not in kept])
 
-    # ------------------------------------------------------------------ collections
-
     def collections(self, level: str | None = None) -> tuple[Collection, ...]:
-        """Where the items came from."""
         found = (Collection(*json.loads(value)) for value in self._values("collection", level))
         return tuple(sorted(found, key=lambda one: one.number))
 
@@ -86,7 +78,6 @@ class IndexFacts:
         return Collection(number, name, root)
 
     def move_collection(self, number: int, name: str, root: str) -> None:
-        """Give a collection another name and root."""
         self._put([(f"collection:{number}", "collection", json.dumps([number, name, root]))])
 
     def forget_collection(self, number: int) -> None:
@@ -101,20 +92,14 @@ class IndexFacts:
         )  # it may be there; they are listed in the order they were made
         return [one for one in self.table.do("list_partitions") if one.startswith(_CLAIM)].index(claim)
 
-    # ------------------------------------------------------------------ recall
-
     def recalls(self) -> dict[str, Recall]:
-        """What was measured of the approximate index, by kind."""
         rows = (
             (row["pk"].removeprefix("recall:"), Recall.read(row["value"])) for row in self._rows("recall")
         )
         return {kind: recall for kind, recall in rows if recall is not None}
 
     def keep_recall(self, kind: str, recall: Recall) -> None:
-        """Record what was measured."""
         self._put([(f"recall:{kind}", "recall", recall.to_json())])
-
-    # ------------------------------------------------------------------ thumbnails
 
     def put_pictures(self, pictures: Sequence[tuple[str, int, bytes]]) -> None:
         """Store thumbnails of (key, serial, JPEG); each belongs to the item of that serial alone."""
@@ -139,7 +124,6 @@ class IndexFacts:
         return b"".join(base64.b64decode(found[name]["value"]) for name in names)
 
     def remove_pictures(self, owners: Sequence[tuple[str, int, int]]) -> None:
-        """Remove the thumbnails of (key, serial, rows)."""
         self.table.remove([name for owner in owners for name in _pictures(*owner)])
 
     def stray_pictures(self, owners: set[tuple[str, int]]) -> list[str]:
@@ -151,8 +135,6 @@ class IndexFacts:
                 if (key, int(serial, 16)) not in owners:
                     stray.append(row["pk"])
         return stray
-
-    # ------------------------------------------------------------------ inside
 
     def _put(self, rows: Sequence[tuple[str, str, str]]) -> None:
         self.table.write(

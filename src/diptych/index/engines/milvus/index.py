@@ -107,8 +107,6 @@ class MilvusIndex(Index):
             return self._items.count(select(kind, None, ()).expression)
         return ranking.count_items(self._items, self._selection(kind, filter))
 
-    # ------------------------------------------------------------------ changing
-
     def delete(self, ids: Sequence[str]) -> int:
         with self._changing():
             found = self._picked(ids, "pictures", STRONG)
@@ -186,8 +184,6 @@ class MilvusIndex(Index):
         self._items.do("compact")
         return 0
 
-    # ------------------------------------------------------------------ reading
-
     def get(self, ids: Sequence[str]) -> list[Item | None]:
         items = {one.id: one for one in map(item_of, self._picked(ids, "item").values())}
         return [items.get(id) for id in ids]
@@ -248,8 +244,6 @@ class MilvusIndex(Index):
 
     def close(self) -> None:
         self._server.close()
-
-    # ------------------------------------------------------------------ inside
 
     def _picked(self, ids: Sequence[str], field: str, level: str | None = None) -> dict[str, Row]:
         """Key → row of those ids that are there."""

@@ -150,7 +150,6 @@ class Parts:
 
     @property
     def names(self) -> list[str]:
-        """The names of the partitions."""
         return [f"part_{n}" for n in range(self.count)]
 
     def of(self, metadata: Mapping[str, Any]) -> str:

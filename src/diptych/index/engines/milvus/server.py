@@ -75,14 +75,12 @@ class Server:
             return request(client, PATIENCE if limit is None else max(0.1, min(PATIENCE, limit.left)))
 
     def close(self) -> None:
-        """Close the connection; idempotent."""
         with self._lock:
             self._closed, client, self._client = True, self._client, None
         if client is not None:
             client.close()
 
     def has(self, version: tuple[int, int]) -> bool:
-        """Whether the server is of this version or newer."""
         self.ask(lambda client, seconds: None)
         return _version_of(self.version) >= version
 

@@ -33,10 +33,7 @@ class Table:
             lambda db, limit: getattr(db, request)(self.name, *values, timeout=seconds or limit, **options)
         )
 
-    # ------------------------------------------------------------------ making
-
     def exists(self) -> bool:
-        """Whether the Milvus collection is there."""
         return bool(self.do("has_collection"))
 
     def create(self, schema: Any) -> None:
@@ -62,7 +59,6 @@ class Table:
             self.do("drop_index", name)
 
     def is_loaded(self) -> bool:
-        """Whether it can be read now."""
         state = str(self.do("get_load_state").get("state"))
         return "Loaded" in state and "NotLoad" not in state
 
@@ -79,23 +75,18 @@ class Table:
                 ) from error
             raise
 
-    # ------------------------------------------------------------------ writing
-
     def write(self, rows: Sequence[Row], partition: str = "") -> None:
         """Write rows, replacing those of the same keys; what was written before an error stays written."""
         for piece in _pieces(rows):
             self.do("upsert", list(piece), partition_name=partition)
 
     def remove(self, found: Sequence[str]) -> None:
-        """Remove rows by key."""
         for start in range(0, len(found), PIECE):
             self.do("delete", filter=keys("pk", list(found[start : start + PIECE])))
 
     def flush(self) -> None:
         """Close the segments that still grow: an index is built over closed ones."""
         self.do("flush", seconds=BUILDING)
-
-    # ------------------------------------------------------------------ reading
 
     def count(self, expression: str, level: str | None = None) -> int:
         """Rows that an expression selects."""

@@ -99,7 +99,6 @@ class Database:
                 db.close()  # and its setting with it
 
     def close(self) -> None:
-        """Close every connection; idempotent."""
         self._closed = True
         self._drop_idle()
 

@@ -92,8 +92,6 @@ class PostgresIndex(Index):
         counts = self._database.ask(self._tables.counts)
         return sum(counts.values()) if kind is None else counts[kind]
 
-    # ------------------------------------------------------------------ changing
-
     def delete(self, ids: Sequence[str]) -> int:
         return self._change(lambda db: self._tables.remove(db, storable_ids(ids), with_texts=True))
 
@@ -154,8 +152,6 @@ class PostgresIndex(Index):
         statements = self._tables.vacuum([f"codes_{kind}" for kind in self._database.ask(self._codes.kinds)])
         self._database.compact(track(statements, "tables", None, show_progress))
         return max(0, before - self._database.ask(self._tables.size))
-
-    # ------------------------------------------------------------------ reading
 
     def get(self, ids: Sequence[str]) -> list[Item | None]:
         items = self._database.ask(lambda db: self._tables.items(db, storable_ids(ids)))
@@ -246,8 +242,6 @@ class PostgresIndex(Index):
 
     def close(self) -> None:
         self._database.close()
-
-    # ------------------------------------------------------------------ inside
 
     def _rows_of(self, text: str, values: Any = (), **options: Any) -> list[Any]:
         """All rows of the answer to one statement, whose ``{s}`` is the schema."""

@@ -161,7 +161,6 @@ class CodeTables:
             self._fill(db, kind, self._coder(db, kind, number), first)
 
     def drop(self, db: Connection, kind: Kind) -> None:
-        """Forget the codes of a kind."""
         if kind in self.kinds(db):
             self.tables.run(db, f"DROP TABLE {{s}}.codes_{kind}")
             self.tables.run(db, "DELETE FROM {s}.code_bases WHERE kind = %s", (kind,))

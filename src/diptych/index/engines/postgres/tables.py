@@ -72,7 +72,6 @@ class Tables:
         return db.execute(self.sql(text), values, **options)
 
     def create(self, db: Connection, label: str, facts: dict[str, str]) -> None:
-        """Write an empty index."""
         db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"diptych {self.schema}",))
         if self.exists(db):
             raise IndexFault(TAKEN.format(label))
@@ -91,13 +90,9 @@ class Tables:
             self.run(db, "INSERT INTO {s}.meta VALUES (%s, %s)", row)
 
     def exists(self, db: Connection) -> bool:
-        """Whether the tables are there."""
         return db.execute("SELECT to_regclass(%s)", (f"{self.schema}.meta",)).fetchone()[0] is not None
 
-    # ------------------------------------------------------------------ facts
-
     def meta(self, db: Connection) -> dict[str, str]:
-        """All the facts about the index itself."""
         return dict(self.run(db, "SELECT key, value FROM {s}.meta").fetchall())
 
     def check_whole(self, db: Connection, label: str) -> None:
@@ -124,7 +119,6 @@ class Tables:
         return {kind: found.get(kind, 0) for kind in KINDS}
 
     def size(self, db: Connection) -> int:
-        """Bytes on the server's disk."""
         query = (
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
             "WHERE relnamespace = %s::regnamespace AND relkind = 'r'"
@@ -132,12 +126,10 @@ class Tables:
         return int(db.execute(query, (self.schema,)).fetchone()[0])
 
     def columns(self, db: Connection) -> dict[str, tuple[str, ...]]:
-        """The metadata columns and the kinds of value each has held."""
         found = self.run(db, 'SELECT name, kinds FROM {s}.columns ORDER BY name COLLATE "C"').fetchall()
         return {name: tuple(kinds) for name, kinds in found}
 
     def collections(self, db: Connection) -> tuple[Collection, ...]:
-        """Where the items came from."""
         rows = self.run(db, "SELECT number, name, root FROM {s}.collections ORDER BY number").fetchall()
         return tuple(Collection(*row) for row in rows)
 
@@ -149,8 +141,6 @@ class Tables:
         )
         names = {name for (name,) in db.execute(query, (f"{self.schema}.vectors",)).fetchall()}
         return {kind: count for kind, count in self.counts(db).items() if f"graph_{kind}" in names}
-
-    # ------------------------------------------------------------------ changing
 
     def remove(self, db: Connection, ids: Sequence[str], with_texts: bool) -> int:
         """Delete items, and the texts of deleted images if asked; how many of ``ids`` were there."""
@@ -191,7 +181,6 @@ class Tables:
         return last - len(records) + 1
 
     def add_collection(self, db: Connection, name: str, root: str) -> Collection:
-        """Record a collection, unless another writer was quicker."""
         known = self.collections(db)
         found = next_collection(known, name, root)
         if found not in known:
@@ -207,7 +196,6 @@ class Tables:
         self.run(db, statement)
 
     def recount_columns(self, db: Connection) -> None:
-        """Record the columns that items have now, and forget those of items that are gone."""
         query = "SELECT DISTINCT key, jsonb_typeof(value) FROM {s}.items, jsonb_each(metadata)"
         kinds = held_kinds((name, _KINDS.get(kind, kind)) for name, kind in self.run(db, query).fetchall())
         self.run(db, "DELETE FROM {s}.columns")
@@ -218,15 +206,11 @@ class Tables:
         """Statements that rewrite the tables, and ``further`` ones, without their removed rows."""
         return [self.sql(f"VACUUM (FULL, ANALYZE) {{s}}.{table}") for table in (*_FILLED, *further)]
 
-    # ------------------------------------------------------------------ reading
-
     def items(self, db: Connection, ids: Sequence[str]) -> list[Item]:
-        """Those of the items that are present."""
         query = f"SELECT {COLUMNS} FROM {{s}}.items WHERE id = ANY(%s)"
         return [Item(*row) for row in self.run(db, query, (list(ids),)).fetchall()]
 
     def items_at(self, db: Connection, serials: Sequence[int]) -> dict[int, Item]:
-        """serial → item."""
         query = f"SELECT items.serial, {COLUMNS} FROM {{s}}.items WHERE serial = ANY(%s)"
         return {serial: Item(*row) for serial, *row in self.run(db, query, (list(serials),)).fetchall()}
 
@@ -257,8 +241,6 @@ class Tables:
                 elif checksum(vector) != expected:
                     faults.append(f"the vector of '{id}' differs from its checksum: index it again.")
         return faults
-
-    # ------------------------------------------------------------------ inside
 
     def _copy(self, db: Connection, table: str, types: list[str], rows: Iterable[tuple[Any, ...]]) -> None:
         with db.cursor().copy(self.sql(f"COPY {{s}}.{table} FROM STDIN (FORMAT BINARY)")) as copy:
