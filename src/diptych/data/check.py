@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class CheckReport:
             "format": self.format,
             "ok": self.ok,
             "splits": {name: vars(split) for name, split in self.splits.items()},
-            "problems": [problem.as_dict() for problem in self.problems],
+            "problems": [asdict(problem) for problem in self.problems],
         }
 
 

@@ -6,7 +6,7 @@ Every reader reports through a ``Problems`` sink, so ``diptych data check`` list
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -33,9 +33,6 @@ class Problem:
     def __str__(self) -> str:
         correction = f": {self.expected}" if self.expected else ""
         return f"{self.file}: {self.message}{correction}."
-
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 class Problems:

@@ -211,14 +211,10 @@ class StoredVectors:
     device, precision, backend = "cpu", "no", "none"
 
     def __init__(self, info: IndexInfo) -> None:
-        self._info = info
-
-    @property
-    def dim(self) -> int:
-        return self._info.dimension
+        self.dim, self._fingerprint = info.dimension, info.fingerprint
 
     def fingerprint(self) -> str:
-        return self._info.fingerprint
+        return self._fingerprint
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
         """Refused: nothing here encodes."""
@@ -248,6 +244,7 @@ class LightModel:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.runtime, self.opening, self.say = runtime, opening, say
+        self.dim, self.fingerprint = runtime.dim, runtime.fingerprint
         self.scores_pairs, self.replaceable = scores_pairs, replaceable
         self._lock = threading.RLock()
         self._loaded: OpenedModel | None = None
@@ -260,15 +257,8 @@ class LightModel:
         return "torch" if self._failed else "onnx"
 
     @property
-    def dim(self) -> int:
-        return self.runtime.dim
-
-    @property
     def image_input(self) -> ImageInput:
         return self.runtime.image_input
-
-    def fingerprint(self) -> str:
-        return self.runtime.fingerprint()
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
         found: Rows = self._run("encode_image", images, batch_size=batch_size)

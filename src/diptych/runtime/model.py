@@ -56,9 +56,10 @@ READERS = {
 class RuntimeModel:
     """The encoders of a model folder in ONNX Runtime.
 
-    ``fingerprint``, ``dim`` and the vectors are those of the folder's ``Retriever``; vectors are float32 arrays. A side
-    is opened when it is first used, and compared with the folder's probes before it answers; ``notes`` then says what
-    a person should know. It may be used from several threads.
+    ``fingerprint``, ``dim`` and the vectors are those of the folder's ``Retriever``; vectors are float32 arrays.
+    ``backbone`` is the fingerprint of the frozen one whose cells ``encode_image`` takes in the place of pictures. A
+    side is opened when it is first used, and compared with the folder's probes before it answers; ``notes`` then says
+    what a person should know. It may be used from several threads.
     """
 
     backend = "onnx"
@@ -67,6 +68,7 @@ class RuntimeModel:
 
     def __init__(self, folder: Path, facts: RuntimeFacts, threads: int | None = None) -> None:
         self.folder, self.home, self.facts, self.threads = folder, folder.parent, facts, threads
+        self.dim, self.backbone = facts.dimension, facts.backbone
         self.notes: list[str] = []
         self._lock = threading.RLock()
         self._sessions: dict[str, OnnxSession] = {}
@@ -85,10 +87,6 @@ class RuntimeModel:
         opened = RuntimeModel(home / FOLDER, read_facts(home), threads)
         opened._probes()  # the fingerprint is asked for before any vector is
         return opened
-
-    @property
-    def dim(self) -> int:
-        return self.facts.dimension
 
     @cached_property
     def image_input(self) -> ImageInput:
@@ -113,11 +111,6 @@ class RuntimeModel:
         """How texts are read; the text side is opened for it."""
         self._ready("text")
         return self._reader
-
-    @property
-    def backbone(self) -> str | None:
-        """The fingerprint of the frozen backbone whose cells ``encode_image`` takes in the place of pictures."""
-        return self.facts.backbone
 
     def encode_image(
         self,

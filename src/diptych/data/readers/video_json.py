@@ -26,7 +26,7 @@ _VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
 _FILE_NAME = re.compile("video|MSRVTT_data.json")
 Language = Literal["en", "zh"]
 LANGUAGES: dict[Language, str] = {"en": "enCap", "zh": "chCap"}
-DATA_1K_A, TEST_1K_A = "MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"
+TEST_1K_A = "MSRVTT_JSFUSION_test.csv"
 TRAINING = {"validate": "val", "validation": "val"}
 
 
@@ -72,12 +72,10 @@ def fill(
 
 
 def _files(path: Path) -> list[Path]:
-    return json_files(
-        path,
-        lambda file: bool(
-            _VATEX.match(head(file)) or (_FILE_NAME.search(file.name) and _MSRVTT.match(head(file)))
-        ),
-    )
+    def is_one(file: Path) -> bool:
+        return bool(_VATEX.match(head(file)) or (_FILE_NAME.search(file.name) and _MSRVTT.match(head(file))))
+
+    return json_files(path, is_one)
 
 
 def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Problems) -> dict[str, _Clip]:
@@ -128,13 +126,9 @@ def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems)
         return
     entries = entries if isinstance(entries, dict) else {}
     for video in _objects(entries, "videos", file, problems):
-        name, split = (
-            str(video.get("video_id", "")),
-            str(video.get("split") or split_in_name(file.stem) or UNSPLIT),
-        )
-        clips[name] = _Clip(
-            str(file), TRAINING.get(split, canonical_split(split)), category=video.get("category")
-        )
+        given = str(video.get("split") or split_in_name(file.stem) or UNSPLIT)
+        split = TRAINING.get(given, canonical_split(given))
+        clips[str(video.get("video_id", ""))] = _Clip(str(file), split, category=video.get("category"))
     for sentence in _objects(entries, "sentences", file, problems):
         name = str(sentence.get("video_id", ""))
         if name not in clips:

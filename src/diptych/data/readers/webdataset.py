@@ -15,7 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +344,7 @@ def _texts(value: object) -> Iterator[str]:
 
 def _pack(shard: TarShard) -> bytes:
     buffer = io.BytesIO()
-    problems = json.dumps([problem.as_dict() for problem in shard.skipped]).encode()
+    problems = json.dumps([asdict(problem) for problem in shard.skipped]).encode()
     columns: dict[str, Any] = {"offsets": shard.offsets, "sizes": shard.sizes, "image_of": shard.image_of}
     columns["problems"] = np.frombuffer(problems, np.uint8)
     for name, column in (("keys", shard.keys), ("texts", shard.texts)):

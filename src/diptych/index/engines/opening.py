@@ -8,7 +8,6 @@ from typing import Any
 
 from diptych.index.base import Index
 from diptych.index.engines.embedded.index import EmbeddedIndex
-from diptych.index.protocol import Precision
 from diptych.registries import ENGINES
 
 
@@ -29,17 +28,10 @@ def open_index(
     return opened
 
 
-def empty_index(
-    place: str | Path,
-    dimension: int,
-    *,
-    model: str = "",
-    fingerprint: str = "",
-    precision: Precision = "float32",
-) -> Index:
-    """A new, empty index, open for writing."""
+def empty_index(place: str | Path, dimension: int, **facts: str) -> Index:
+    """A new, empty index, open for writing; ``facts`` are the further arguments of ``Index.create``."""
     engine, where = _engine(place)
-    made: Index = engine.create(where, dimension, model=model, fingerprint=fingerprint, precision=precision)
+    made: Index = engine.create(where, dimension, **facts)
     return made
 
 
