@@ -85,9 +85,6 @@ def import_embeddings(source: Path, place: str, model: str, unchecked: bool, **o
     echo(f"{without_password(place)}: {counted(result.images, 'image')} imported from {source}")
 
 
-of_kind = option("--kind", "items to write", "image", type=click.Choice(["image", "text"]))
-
-
 class Exporters(RegistryGroup):
     """What an index or a model can be exported as."""
 
@@ -99,30 +96,31 @@ def export() -> None:
     """Export vectors and encoders for other programs."""
 
 
-@click.command("vectors")
-@click.argument("place", metavar="INDEX")
-@click.argument("output_dir", metavar="FOLDER", type=PATH)
-@of_kind
-def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
-    """Export vectors as .npy and items as Parquet. The layout is that of clip-retrieval."""
-    from diptych.index.engines.opening import open_index
-    from diptych.runs.embeddings import export_vectors as run
+def _exporter(name: str, target: str, help: str) -> click.Command:
+    """A command that writes what ``runs.embeddings`` makes of the vectors of an index."""
 
-    with open_index(place) as index:
-        echo(f"{output_dir}: {run(index, output_dir, kind)} vectors")
+    def run(place: str, output: Path, kind: Any) -> None:
+        from diptych.index.engines.opening import open_index
+        from diptych.runs import embeddings
+
+        with open_index(place) as opened:
+            echo(f"{output}: {getattr(embeddings, f'export_{name}')(opened, output, kind)} vectors")
+
+    kinds = option("--kind", "items to write", "image", type=click.Choice(["image", "text"]))
+    places = click.argument("place", metavar="INDEX"), click.argument("output", metavar=target, type=PATH)
+    return click.command(name, help=help)(together(*places, kinds)(run))
 
 
-@click.command("faiss")
-@click.argument("place", metavar="INDEX")
-@click.argument("output", metavar="FILE", type=PATH)
-@of_kind
-def export_faiss(place: str, output: Path, kind: Any) -> None:
-    """Export vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
-    from diptych.index.engines.opening import open_index
-    from diptych.runs.embeddings import export_faiss as run
-
-    with open_index(place) as index:
-        echo(f"{output}: {run(index, output, kind)} vectors")
+export_vectors = _exporter(
+    "vectors",
+    "FOLDER",
+    "Export vectors as .npy and items as Parquet. The layout is that of clip-retrieval.",
+)
+export_faiss = _exporter(
+    "faiss",
+    "FILE",
+    "Export vectors as a faiss index of inner products. The ids of its rows are in FILE.json.",
+)
 
 
 @click.command("runtime")

@@ -206,12 +206,8 @@ def read_items(
     if isinstance(store, ArrayStore):
         # a row met twice costs less than reordering the block
         return store.rows(indices, pin_memory=pin_memory)
-    if isinstance(store, StoreChain):
-        members = np.searchsorted(store.ends, indices, side="right")
-        if len(indices) and (members == members[0]).all():
-            member = store.stores[members[0]]
-            own = indices - (store.ends[members[0]] - len(member))
-            return read_items(member, own, pin_memory=pin_memory)
+    if isinstance(store, StoreChain) and (part := store.part_of(indices)) is not None:
+        return read_items(*part, pin_memory=pin_memory)
     distinct, back = np.unique(indices, return_inverse=True)
     items = [store[int(i)] for i in distinct]
     return [items[i] for i in back]

@@ -174,11 +174,8 @@ class Shard:
             rows_of = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
             items = [
                 Item(
-                    **{
-                        **row,
-                        "metadata": self.metadata_of(row["metadata"]),
-                        "thumbnail": row["thumbnail"] or None,
-                    }
+                    **row
+                    | {"metadata": self.metadata_of(row["metadata"]), "thumbnail": row["thumbnail"] or None}
                 )
                 for row in rows_of
             ]

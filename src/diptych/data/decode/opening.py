@@ -148,8 +148,7 @@ def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
 def _check_cost(image: Image.Image, stream: BinaryIO, label: str, max_pixels: int) -> None:
     """Raise for a picture that is far more work to decode than its file is large."""
     width, height = image.size
-    tile: Any = getattr(image, "tag_v2", {})
-    sides = [tile.get(tag) for tag in TILE_TAGS]
+    sides: list[Any] = [getattr(image, "tag_v2", {}).get(tag) for tag in TILE_TAGS]
     if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > width * height:
         width, height = sides
     if width * height > max_pixels:

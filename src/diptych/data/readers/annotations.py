@@ -73,10 +73,8 @@ def _add(draft: Draft, entry: dict[str, Any], where: str, restval: str, first_fi
     row = draft.image(name, split, where, entry.get("cocoid", entry["filename"]))
     sentences = entry["sentences"][:PROTOCOL_TEXTS] if first_five else entry["sentences"]
     for place, sentence in enumerate(sentences):
-        raw, sentid = (
-            (sentence.get("raw"), sentence.get("sentid")) if isinstance(sentence, dict) else (sentence, None)
-        )
-        draft.text(row, raw, f"{where}, sentence {place}", sentid)
+        said = sentence if isinstance(sentence, dict) else {"raw": sentence}
+        draft.text(row, said.get("raw"), f"{where}, sentence {place}", said.get("sentid"))
 
 
 def lists(path: Path) -> list[Path]:

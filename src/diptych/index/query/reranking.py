@@ -68,11 +68,9 @@ def reranker_of(place: str | Path, model: Any, others: Sequence[str | Path] = ()
     if not models and pairs_of(model) is not None:
         models = [model]
     path = None if "://" in str(place) else features_place(place)
-    stored = path is not None and path.exists()
-    stores = [
-        LocalFeatures(path, one.fingerprint()) if path is not None and stored else None for one in models
-    ]
-    return Reranker(models, stores) if models else None
+    if not models or path is None or not path.exists():
+        return Reranker(models) if models else None
+    return Reranker(models, [LocalFeatures(path, one.fingerprint()) for one in models])
 
 
 def _scores(

@@ -169,11 +169,8 @@ def _segment(
 
 def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
     graphs = []
-    signed = dict(
-        db.execute(
-            "SELECT key, value FROM meta WHERE key LIKE 'signature-%' OR key LIKE 'recall-%'"
-        ).fetchall()
-    )
+    beside = "SELECT key, value FROM meta WHERE key LIKE 'signature-%' OR key LIKE 'recall-%'"
+    signed = dict(db.execute(beside).fetchall())
     for kind, file, rows, size, covers, checksum in connections.rows(db, folder, "graphs"):
         name = FILES.path(folder, file).name
         covered = parse_json(covers)

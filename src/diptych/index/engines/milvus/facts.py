@@ -93,10 +93,8 @@ class IndexFacts:
         return [one for one in self.table.do("list_partitions") if one.startswith(_CLAIM)].index(claim)
 
     def recalls(self) -> dict[str, Recall]:
-        rows = (
-            (row["pk"].removeprefix("recall:"), Recall.read(row["value"])) for row in self._rows("recall")
-        )
-        return {kind: recall for kind, recall in rows if recall is not None}
+        found = {row["pk"].removeprefix("recall:"): Recall.read(row["value"]) for row in self._rows("recall")}
+        return {kind: recall for kind, recall in found.items() if recall is not None}
 
     def keep_recall(self, kind: str, recall: Recall) -> None:
         self._put([(f"recall:{kind}", "recall", recall.to_json())])
@@ -128,13 +126,9 @@ class IndexFacts:
 
     def stray_pictures(self, owners: set[tuple[str, int]]) -> list[str]:
         """The keys of thumbnails whose item is gone, or was replaced."""
-        stray = []
-        for piece in self.table.rows(keys("what", ["picture"]), []):
-            for row in piece:
-                key, serial, _ = row["pk"].split(":")
-                if (key, int(serial, 16)) not in owners:
-                    stray.append(row["pk"])
-        return stray
+        rows = (row for piece in self.table.rows(keys("what", ["picture"]), []) for row in piece)
+        named = ((row["pk"], *row["pk"].split(":")) for row in rows)
+        return [name for name, key, serial, _ in named if (key, int(serial, 16)) not in owners]
 
     def _put(self, rows: Sequence[tuple[str, str, str]]) -> None:
         self.table.write(
