@@ -230,10 +230,10 @@ def test_a_large_collection_is_given_one(tmp_path: Path, monkeypatch: pytest.Mon
     with open_index(tmp_path / "i") as index:
         assert index.info.approximate == {"image": 3}
 
-    def missing(dimension: int) -> None:
+    def missing(*asked: str) -> None:
         raise MissingExtra("usearch", "search", "an approximate index")
 
-    monkeypatch.setattr("diptych.index.engines.embedded.approximate._new_graph", missing)
+    monkeypatch.setattr("diptych.index.engines.embedded.approximate.import_extra", missing)
     built = build.index_collection(model, drawn(), tmp_path / "j", approximate_above=3)
     assert built.notes == [
         "the 3 image items are searched one by one: an approximate index needs the package 'usearch': "
