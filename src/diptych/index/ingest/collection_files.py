@@ -145,12 +145,9 @@ def text_items(
 
 def _digest(facts: Any) -> str:
     """16 hex digits of facts that JSON can write."""
-    return hashlib.blake2b(json.dumps(facts, default=plain_value).encode(), digest_size=8).hexdigest()
-
-
-def plain_value(value: Any) -> Any:
-    """A numpy value as JSON knows it; a value that JSON does not know is refused by the index, by name."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    # numpy values as JSON knows them; a value that it does not know is refused by the index, by name
+    plain = lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)  # noqa: E731
+    return hashlib.blake2b(json.dumps(facts, default=plain).encode(), digest_size=8).hexdigest()
 
 
 def _is_nan(value: Any) -> bool:

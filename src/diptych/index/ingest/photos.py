@@ -20,7 +20,7 @@ from diptych.data.files import Member, content_hash
 from diptych.errors import ImageError
 
 DATE, CAMERA, LATITUDE, LONGITUDE = "date", "camera", "latitude", "longitude"
-PHOTOS = frozenset(
+PHOTOS = frozenset(  # files that carry EXIF
     {".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif", ".dng"}
 )
 DATES = (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized, ExifTags.Base.DateTime)
@@ -109,11 +109,6 @@ def _text(value: Any) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in value).split())
 
 
-def is_photo(name: str) -> bool:
-    """Whether a file is of a kind that carries EXIF."""
-    return Path(name).suffix.lower() in PHOTOS
-
-
 EXIF = "exif 1"  # part of an item's digest: an item indexed before its EXIF was read is written again
 DECODING = 40_000_000  # pixels that all threads together decode at a time, unless one picture has more
 MARGIN = 2  # a picture keeps at least this many times the side that the model resizes it to
@@ -171,7 +166,7 @@ class PhotoColumns:
 
     def of(self, id: str, photo: PhotoFile | None) -> dict[str, Any]:
         """The columns of one photo, none for what is not a file."""
-        if photo is None or not is_photo(photo.name):
+        if photo is None or Path(photo.name).suffix.lower() not in PHOTOS:
             return {}
         facts, claimed = photo_facts(photo.stream(), photo.name)
         if claimed:
