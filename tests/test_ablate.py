@@ -274,4 +274,5 @@ def test_mistakes_are_named_before_anything_is_trained(
         assert "'diptych[concepts]'" in refused(*arguments("coder", "2", data, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
     diptych(*command, "--row", "none")
-    assert "--output_dir" in refused(*command, "--row", "none", "--margin", 0.3)
+    assert "--output_dir" in refused(*command, "--row", "visual", "--row", "none", "--margin", 0.3)
+    assert [run.name for run in (tmp_path / "runs").glob("toy-*")] == ["toy-precomp-none-seed0"]

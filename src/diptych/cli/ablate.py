@@ -124,7 +124,9 @@ def _parse_vary(text: str) -> tuple[str, list[str]]:
     name, mark, values = text.partition("=")
     if not mark or not name or not all(values.split(",")):
         raise click.UsageError(f"--vary {text}: give a setting and its values, as in epsilon=0.05,0.1,0.2.")
-    return name.replace("-", "_"), values.split(",")
+    if name == "seed":
+        raise click.UsageError("--vary seed: every row takes the seeds 0, 1, …: give --seeds N instead.")
+    return name.replace("-", "_"), [*dict.fromkeys(values.split(","))]
 
 
 def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:

@@ -201,6 +201,8 @@ class Runner:
         """Refuse what cannot be run before the first row takes its hours."""
         cells = list(self.cells())
         check_cells(self.table, self.rows, cells, self.wanted, self.data, self._to_build)
+        for _, job in self.distinct_runs():
+            self.place(job)
 
     def _to_build(self, cell: Cell) -> TrainingSettings | None:
         """The settings of a row, if runs of it are missing."""
@@ -269,8 +271,6 @@ class Runner:
     def _train(self, job: Job) -> None:
         """Train a run that is not finished; a finished one is not open_run, its data are compared by their hash."""
         run = self.place(job)
-        if has_state(run) and self.found.get(run) != job.key:
-            raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
         if self._finished(job):
             same = (job.data, job.settings.noise, job.settings.strict_images)
             if same not in self.prints:
@@ -289,9 +289,11 @@ class Runner:
     def place(self, job: Job) -> Path:
         """The folder of a run: its own, or that of an equal run, of this table, another one or an earlier version."""
         own = self.folder / job.folder
-        return (
-            own if has_state(own) else next((run for run, key in self.found.items() if key == job.key), own)
-        )
+        if not has_state(own):
+            return next((run for run, key in self.found.items() if key == job.key), own)
+        if self.found.get(own) != job.key:
+            raise CheckpointError(f"{own} holds a run with other settings: choose another --output_dir.")
+        return own
 
     def _key(self, run: Path) -> str:
         content = read_run(run)
