@@ -1,59 +1,31 @@
 """Images fetched from web addresses: of the public internet only, and never from the network this machine is in.
 
-Every download of the package goes through ``download``. The table of reserved networks is our own: the one of Python's
-``ipaddress`` differs from version to version.
+Every download of the package goes through ``download``. The table of reserved networks and what each is for,
+``networks.json``, is our own: the one of Python's ``ipaddress`` differs from version to version.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 import threading
 import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
 from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from diptych.errors import AddressError
 
 PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
+_TABLE = json.loads(Path(__file__).with_name("networks.json").read_text("utf-8"))
 # when IANA last changed its two registries of special-purpose addresses, which we follow
-REGISTRY = "2025-10-09"
-RESERVED_4 = [
-    ipaddress.IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # shared by customers of a provider
-        "127.0.0.0/8",  # this machine
-        "169.254.0.0/16",  # link-local
-        "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # protocols; two anycast addresses of it are reachable, and serve no image
-        "192.0.2.0/24",  # documentation
-        "192.31.196.0/24",  # AS112, name servers
-        "192.52.193.0/24",  # multicast tunnels
-        "192.88.99.0/24",  # 6to4 relays, given up in 2015
-        "192.168.0.0/16",  # private
-        "192.175.48.0/24",  # AS112, name servers
-        "198.18.0.0/15",  # benchmarks
-        "198.51.100.0/24",  # documentation
-        "203.0.113.0/24",  # documentation
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved, and broadcast
-    )
-]
+REGISTRY: str = _TABLE["registry"]
+RESERVED_4 = [ipaddress.IPv4Network(network) for network in _TABLE["IPv4"]]
+RESERVED_6 = [ipaddress.IPv6Network(network) for network in _TABLE["IPv6"]]
 UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # all that was ever given to hosts of the public internet
-RESERVED_6 = [
-    ipaddress.IPv6Network(network)
-    for network in (
-        "2001::/23",  # protocols: Teredo, benchmarks, ORCHID, drones
-        "2001:db8::/32",  # documentation
-        "2620:4f:8000::/48",  # AS112, name servers
-        "3ffe::/16",  # the 6bone, given back in 2006
-        "3fff::/20",  # documentation
-    )
-]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address in its last 32 bits
 _ISATAP = 0x5EFE  # in bits 32 to 63, with any of the flags before it; an IPv4 address behind it
 

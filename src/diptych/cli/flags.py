@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import json
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -189,35 +190,6 @@ class RegistryGroup(click.Group):
                 formatter.write_dl(rest)
 
 
-SYNONYMS = {
-    "lr": ("learning_rate",),
-    "bs": ("batch_size",),
-    "epoch": ("epochs",),
-    "n": ("k", "count", "limit"),
-    "num": ("k", "count", "limit"),
-    "top": ("k",),
-    "top_k": ("k",),
-    "limit": ("k",),
-    "out": ("output_dir", "output"),
-    "output": ("output_dir",),
-    "output_dir": ("output",),
-    "save_dir": ("output_dir",),
-    "resume": ("resume_from_checkpoint",),
-    "checkpoint": ("resume_from_checkpoint",),
-    "dataset": ("data",),
-    "wd": ("weight_decay",),
-    "where": ("filter",),
-    "urls": ("allow_urls",),
-    "gpu": ("device",),
-    "cuda": ("device",),
-    "fp16": ("compute_precision", "mixed_precision"),
-    "bf16": ("compute_precision", "mixed_precision"),
-    "freeze_text": ("no_train_text",),
-    "freeze_image": ("no_train_image",),
-}
-"""Words that people bring from other programs, and the options here that they may mean, best first."""
-
-
 def advice(error: click.UsageError) -> str:
     """The sentence for arguments that a command does not take, with the option that was meant where one is near."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
@@ -243,7 +215,9 @@ def nearest_options(name: str, known: list[str]) -> list[str]:
     """The options among those known that a wrong one stands for, in words or in letters; at most two."""
     bare = plain(name)
     by_name = {plain(option): option for option in known}
-    words = [bare, *SYNONYMS.get(bare, ())]
+    # words of other programs, and the options here that they may mean, best first
+    synonyms = json.loads(Path(__file__).with_name("synonyms.json").read_text("utf-8"))
+    words = [bare, *synonyms.get(bare, ())]
     matches = [by_name[word] for word in words if word in by_name and by_name[word] != name]
     if matches:
         return matches[:1]
