@@ -6,8 +6,8 @@
 
 The photos are drawn on the spot: soft shapes with grain, saved as cameras do. Each run is a process of its own, whose
 peak memory is what the operating system reports. A run of one small picture comes first, alone: it writes the model's
-runtime, once on a machine. The others find that in their cache, and no features of the photos. The last line compares the vectors of
-both indexes.
+runtime, once on a machine. The others find that in their cache, and no features of the photos. The last line compares
+the vectors of both indexes.
 """
 
 from __future__ import annotations

@@ -491,7 +491,7 @@ def test_mistakes_in_a_search(made: Path, arguments: tuple[object, ...], sentenc
 
 def test_mistakes_in_indexing(made: Path, tmp_path: Path) -> None:
     assert "inffo" in refused("index", "inffo", made / "shop.index")
-    assert "config.json" in refused("index", made / "shop", made / "run")
+    assert f"diptych index {made / 'run'} {made / 'shop'}" in refused("index", made / "shop", made / "run")
     place = ("--index", made / "shop.index", "--precision", "binary")
     assert "float32" in refused("index", made / "run", made / "shop", *place)
     assert "nobody" in refused("index", "remove", made / "shop.index", "images/p1.png", "nobody")

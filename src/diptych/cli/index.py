@@ -157,11 +157,13 @@ def build(
     """
     from diptych.index.engines.opening import without_password
     from diptych.index.ingest.ocr import picture_reader, read_written
-    from diptych.index.places import bring_up_to_date, default_place, model_for
+    from diptych.index.places import bring_up_to_date, default_place, is_model_folder, model_for
 
     above = _above(approximate, options["codes"], options["target_recall"])
     if len(given) > 2:
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
+    if len(given) == 2 and is_model_folder(given[1]):
+        raise click.UsageError(f"the model comes first: diptych index {given[1]} {given[0]}.")
     path = given[1] if len(given) == 2 else pictures_alone(given[0])
     path = with_columns(path, columns_of(options))
     place = index or default_place(path)
