@@ -88,8 +88,12 @@ def test_every_row_runs_and_is_reused(data: Path, tmp_path: Path, monkeypatch: p
         patch.setattr("diptych.runs.table_plan._check_built", None)
         diptych(*command)
     assert rows_of(tmp_path, "2") == shown
-    texts = (data / "train_caps.txt").read_text().splitlines()
-    (data / "train_caps.txt").write_text("\n".join(reversed(texts)) + "\n")
+    for split in ("test", "train"):
+        file = data / f"{split}_caps.txt"
+        file.write_text("\n".join(reversed(file.read_text().splitlines())) + "\n")
+        if split == "test":
+            diptych(*command)
+            assert rows_of(tmp_path, "2") != shown  # measured again
     assert "the data changed" in refused(*command)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from diptych.data.corrections import data_hash, file_hash
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
@@ -26,6 +27,7 @@ from diptych.reports.charts import figure_class
 from diptych.reports.tables import Metrics, TableResults
 from diptych.runs import columns
 from diptych.runs.evaluate import evaluate_runs
+from diptych.runs.reading import open_split
 from diptych.runs.table_plan import (
     Cell,
     TableRequest,
@@ -105,6 +107,7 @@ class Runner:
         self.table = replace(table, rows=every)  # means find their members by name
         self.found = {run: self._key(run) for run in _runs_in(folder)}
         self.prints: dict[tuple[str, str, bool], str] = {}  # hash of data, once for all finished runs
+        self.splits: dict[tuple[str, str], str] = {}
         self.histories: dict[str, list[list[dict[str, float]]]] = {}
         self.teachers: dict[str, dict[str, dict[str, float]]] = {}  # path → module → costs
 
@@ -316,7 +319,10 @@ class Runner:
             "protocol": protocol_of(cell.group, self.wanted),
             "judgements": list(self.wanted.judgements or cell.group.judgements),
         }
-        digest = hashlib.sha256(json.dumps([list(map(str, runs)), options]).encode()).hexdigest()[:8]
+        contents = [self._hash_of_split(place, options["split"]) for place in ([] if cell.other else path)]
+        contents += [file_hash(one) for one in options["judgements"] if Path(one).is_file()]
+        identity = json.dumps([list(map(str, runs)), options, contents])
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
         name = (
             f"{self._data_name(cell.name)}-{slug(cell.row.name)}-seed{seed}-{cell.group.name}-{digest}.json"
         )
@@ -330,6 +336,12 @@ class Runner:
         if len(cell.other) < len(cell.group.data):  # a mean over fewer data sets than the paper's
             found = {name: value for name, value in found.items() if not name.endswith("_average")}
         return found
+
+    def _hash_of_split(self, path: str, split: str) -> str:
+        """The hash of what is measured, found once: a report of other texts or images is not used again."""
+        if (path, split) not in self.splits:
+            self.splits[path, split] = data_hash(open_split(path, split))
+        return self.splits[path, split]
 
     # --- words
 
