@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from PIL import Image
 
@@ -16,38 +17,7 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 
 END = "</main></html>"
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --good: light-dark(#047857, #34d399); }
-html { background: Canvas; color: CanvasText; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .75rem; text-align: left; }
-td { border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-.row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: stretch; margin: .75rem 0; }
-.query { width: 11rem; font-weight: 600; } .query img { display: block; }
-figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius: .4rem; text-align: center; }
-figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
-figcaption, .score { font-size: .75rem; opacity: .8; }
-.query ~ figure { width: 8.2rem; box-sizing: border-box; } /* six beside the query */
-.gallery figure { width: 8.2rem; box-sizing: border-box; }
-img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
-.pair { display: flex; flex-wrap: wrap; gap: 0 1rem; border-top: 1px solid var(--line); padding: .5rem 0; }
-.pair > .query { width: 9rem; margin: .75rem 0; font-size: .9rem; overflow-wrap: anywhere; }
-.pair > .answers { flex: 1 1 20rem; }
-.pair figure { width: 7.4rem; box-sizing: border-box; } .pair .right { font-weight: 600; }
-.label { width: 8.6rem; font-size: .85rem; overflow-wrap: anywhere; } .label b { color: var(--good); }
-@media (max-width: 44rem) { .label { width: 100%; } }
-.pair figcaption { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
-.pair figure.text figcaption { -webkit-line-clamp: 7; }
-.wide { overflow-x: auto; } td, figcaption, .note { overflow-wrap: anywhere; }
-figure a { color: inherit; text-decoration: none; } .note { display: block; }
-figure a:hover figcaption { text-decoration: underline; }
-@media (max-width: 44rem) { body { margin: 1rem auto; } td, th { padding: .25rem .4rem; font-size: .9rem; }
-  .query { width: 100%; } .query ~ figure, .gallery figure { width: calc(33.3% - .4rem); max-width: none; }
-  figure { max-width: 100%; box-sizing: border-box; } figure svg { width: 100%; }
-  figure img { max-width: 100%; height: auto; } }
-pre { background: #8881; padding: .75rem; border-radius: .4rem; overflow-x: auto; }
-"""
+STYLE = Path(__file__).with_suffix(".css")
 
 
 @dataclass(frozen=True)
@@ -193,7 +163,7 @@ def _head(title: str) -> str:
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<style>{STYLE}</style><main><h1>{html.escape(title)}</h1>"
+        f"<style>{STYLE.read_text('utf-8')}</style><main><h1>{html.escape(title)}</h1>"
     )
 
 

@@ -8,8 +8,10 @@ a scan, in items × log(items) × dimensions for a graph. Nothing was measured o
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from diptych.errors import SettingsError
@@ -24,9 +26,9 @@ class Measurement:
 
     value: float
     unit: str
-    items: int
-    dim: int
     where: str
+    items: int = 0
+    dim: int = 0
 
     def __str__(self) -> str:
         size = f" at {self.items:,} × {self.dim}" if self.items else f" at {self.dim}-d" if self.dim else ""
@@ -39,34 +41,9 @@ class Measurement:
         )
 
 
-_SEARCHED = "two cores of a shared x86 server (benchmarks/index.py)"
-_EMBEDDED = "by processor time (benchmarks/embed.py)"
-_GRAPH = f"graph of 8-bit codes, recall@10 0.942, 100 queries at once, {_SEARCHED}"
-_LINKS = "what the graph adds to an index on disk, less the 8-bit codes (benchmarks/engines.py)"
-_IMAGES = f"diptych embed lite0+minilm of 1,000 Flickr8k photos, {_EMBEDDED}"
-_RANKS = f"ranks over shards, 8,192 × 16,384 vectors, {_EMBEDDED}"
-_SIZE = 1_000_000, 512  # items and dimensions
-MEASURED = {
-    "images": Measurement(29.0, "images/s of one core", 0, 0, _IMAGES),
-    "row": Measurement(
-        135.0, "bytes of id, text and metadata", 0, 0, "its file, images with five texts each"
-    ),
-    "thumbnail": Measurement(9_400.0, "bytes of a thumbnail", 0, 0, "the same file"),
-    "scan": Measurement(77.0, "queries/s", *_SIZE, f"exact search, 100 queries at once, {_SEARCHED}"),
-    "scan_ms": Measurement(72.0, "ms for one query", *_SIZE, f"exact search, the median, {_SEARCHED}"),
-    "graph": Measurement(856.0, "queries/s", *_SIZE, _GRAPH),
-    "graph_build": Measurement(402.0, "s to build", *_SIZE, f"the same graph, {_SEARCHED}"),
-    "graph_links": Measurement(148.0, "bytes of links a vector", 100_000, 512, _LINKS),
-    "rank": Measurement(63e6, "pairs/s of one core", 0, 512, _RANKS),
-}
-"""What the model stands on; docs/scale.md has the commands."""
-
-NOT_SHOWN = (
-    "a cluster of several Milvus or PostgreSQL servers, newer Milvus servers than 2.3.5",
-    "a real network: every cluster here was on one machine",
-    "more than 1,000,000 vectors in any engine, and recall on vectors that are harder than those measured",
-    "several GPUs at once",
-)
+_FOUND = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))  # docs/scale.md: the commands
+MEASURED = {name: Measurement(**one) for name, one in _FOUND["measured"].items()}
+NOT_SHOWN: list[str] = _FOUND["not_shown"]
 
 
 @dataclass(frozen=True)
@@ -218,7 +195,7 @@ def render(demand: Demand) -> str:
     for line in lines:
         said = f"{line.what:{width}}  {line.text():>{values}}  {line.how}"
         parts.setdefault(line.section, []).append(said)
-    parts |= {"extrapolated from": [str(one) for one in MEASURED.values()], "not shown": list(NOT_SHOWN)}
+    parts |= {"extrapolated from": [str(one) for one in MEASURED.values()], "not shown": NOT_SHOWN}
     return "\n\n".join("\n  ".join([section, *said]) for section, said in parts.items())
 
 
@@ -228,7 +205,7 @@ def as_json(demand: Demand) -> dict[str, Any]:
         "demand": asdict(demand),
         "lines": [asdict(line) for line in plan(demand)],
         "measured": {name: asdict(one) for name, one in MEASURED.items()},
-        "not_shown": list(NOT_SHOWN),
+        "not_shown": NOT_SHOWN,
     }
 
 

@@ -4,15 +4,14 @@ VSE∞'s code saves ``{"model": [image encoder, text encoder], "opt": Namespace,
 SGRAF's saves the same with a third state, of the pair scorer; CUSA's saves ``{"model": state, "config": …}``, OpenAI's
 CLIP without its scale below ``clip_model``, a LayerNorm and a linear layer for each head, and the temperatures.
 
-``VSE_INFINITY``, ``SGRAF`` and ``CUSA`` turn each name there, behind ``image.``, ``text.`` or ``scorer.`` where the
-states are several, into the name here: every substitution in its order. What becomes empty has no place here: layers
-that their code makes and never uses, biases that change no softmax, temperatures of the soft labels.
+``published.toml`` turns each name there into the name here.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,66 +44,8 @@ from diptych.objectives.soft_labels import UNI
 
 State = Mapping[str, Tensor]
 SIDES = ("image", "text", "scorer")  # of the states of a checkpoint
-VSE_INFINITY = {
-    r"^image\.mlp\.bns\.1\..*|^text\.bert\.(pooler|embeddings\.(position|token_type)_ids).*": "",
-    r"^image\.fc\.": "image.encoder.linear.",  # W₀ of the residual MLP
-    r"^image\.mlp\.layers\.0\.": "image.encoder.first.",
-    r"^image\.mlp\.layers\.1\.": "image.encoder.second.",
-    r"^image\.mlp\.bns\.0\.": "image.encoder.norm.",
-    r"^text\.embed\.": "text.encoder.words.",
-    r"^text\.rnn\.(\w+)_reverse$": r"text.encoder.back.\1",
-    r"^text\.rnn\.": "text.encoder.ahead.",
-    r"^text\.bert\.": "text.encoder.model.",
-    r"^text\.linear\.": "text.encoder.linear.",
-    r"\.gpool\.linear\.": ".aggregator.generator.head.",
-    r"\.gpool\.gru\.(\w+)_reverse$": r".aggregator.generator.gru.back.\1",
-    r"\.gpool\.gru\.": ".aggregator.generator.gru.ahead.",
-}
-SGRAF = {
-    r".*(embedding_common\.0|graph_key_w)\.bias$": "",
-    r"^image\.fc\.": "image.encoder.encoder.linear.",
-    r"^text\.embed\.": "text.encoder.encoder.words.",
-    r"^text\.cap_rnn\.(\w+)_reverse$": r"text.encoder.encoder.back.\1",
-    r"^text\.cap_rnn\.": "text.encoder.encoder.ahead.",
-    r"^scorer\.v_global_w\.embedding_": "image.encoder.attention.",
-    r"^scorer\.t_global_w\.embedding_": "text.encoder.attention.",
-    r"\.attention\.global\.": ".attention.overall.",
-    r"(\.attention\.\w+)\.0\.": r"\1.",
-    r"(\.attention\.\w+)\.1\.": r"\1_norm.",
-    r"^scorer\.sim_tranloc_w\.": "scorer.vectors.local.",
-    r"^scorer\.sim_tranglo_w\.": "scorer.vectors.overall.",
-    r"^scorer\.sim_eval_w\.": "scorer.score.",
-    r"^scorer\.SAF_module\.attn_sim_w\.": "scorer.filter.",
-    r"^scorer\.SAF_module\.bn\.": "scorer.norm.",
-    r"^scorer\.SGR_module\.": "scorer.steps.",
-    r"\.graph_query_w\.": ".query.",
-    r"\.graph_key_w\.": ".key.",
-    r"\.sim_graph_w\.": ".mix.",
-}
-CUSA = {
-    r"^(cross_|uni_)(the_softlabel_)?tau(_image|_text)?$": "",
-    r"^ln_cross_(image|text)_projection\.": r"\1.aggregator.head.0.",
-    r"^cross_(image|text)_projection\.": r"\1.aggregator.head.1.",
-    r"^ln_uni_(image|text)_projection\.": r"branches.uni.\1_head.0.",
-    r"^uni_(image|text)_projection\.": r"branches.uni.\1_head.1.",
-    r"^clip_model\.logit_scale$": "image.encoder.logit_scale",
-    r"^clip_model\.visual\.proj$": "image.encoder.projection.weight",
-    r"^clip_model\.text_projection$": "text.encoder.projection.weight",
-    r"^clip_model\.visual\.": "image.encoder.model.",
-    r"^clip_model\.": "text.encoder.model.",
-    r"\.conv1\.": ".embeddings.patch_embedding.",
-    r"\.class_embedding$": ".embeddings.class_embedding",
-    r"\.token_embedding\.": ".embeddings.token_embedding.",
-    r"\.positional_embedding$": ".embeddings.position_embedding.weight",
-    r"\.ln_pre\.": ".pre_layrnorm.",
-    r"\.ln_post\.": ".post_layernorm.",
-    r"\.ln_final\.": ".final_layer_norm.",
-    r"\.transformer\.resblocks\.": ".encoder.layers.",
-    r"\.attn\.": ".self_attn.",
-    r"\.ln_([12])\.": r".layer_norm\1.",
-    r"\.mlp\.c_fc\.": ".mlp.fc1.",
-    r"\.mlp\.c_proj\.": ".mlp.fc2.",
-}
+NAMES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""For each code, a pattern of its names of weights and what stands in its place here, in order."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +98,7 @@ def import_vse_infinity(
         text = TransformerText(place, source.size(state, "text.linear.weight")[0], pretrained=False)
         text_input = WordPieceInput(place)
     made = Retriever(Tower(image, GPO()), Tower(text, GPO()), RegionInput(width), text_input)
-    return _filled(made, state, VSE_INFINITY, source)
+    return _filled(made, state, source)
 
 
 def import_sgraf(checkpoint: str | Path, *, vocabulary: str | Path | None = None) -> Retriever:
@@ -175,7 +116,7 @@ def import_sgraf(checkpoint: str | Path, *, vocabulary: str | Path | None = None
     made = Retriever(
         Tower(seeing, First()), Tower(reading, First()), RegionInput(width), text_input, None, scorer
     )
-    return _filled(made, state, SGRAF, source)
+    return _filled(made, state, source)
 
 
 def import_cusa(checkpoint: str | Path, *, model: str | None = None) -> Retriever:
@@ -203,7 +144,7 @@ def import_cusa(checkpoint: str | Path, *, model: str | None = None) -> Retrieve
         CleanedInput(texts),
         {UNI: uni if "uni_image_projection.weight" in state else FirstVectors(dim, dim)},
     )
-    return _filled(made, state, CUSA, source)
+    return _filled(made, state, source)
 
 
 def _as_here(state: State) -> dict[str, Tensor]:
@@ -240,13 +181,13 @@ def _bigru(state: State, rnn: str, source: Source, vocabulary: str | Path | None
     return encoder, WordInput(words, augment=0.2 if MASK in words else 0.0)
 
 
-def _filled(model: Retriever, state: State, names: Mapping[str, str], source: Source) -> Retriever:
+def _filled(model: Retriever, state: State, source: Source) -> Retriever:
     """The model with these weights: each of its own is there, and each of the checkpoint has a place."""
     wanted, own = model.state_dict(), dict[str, Tensor]()
     left, other = list[str](), list[str]()
     for there, value in state.items():
         here = there
-        for pattern, replacement in names.items():
+        for pattern, replacement in NAMES[source.code].items():
             here = re.sub(pattern, replacement, here)
         if here and here not in wanted:
             left.append(there)
