@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -93,9 +94,7 @@ def make_captions(count: int, size: int) -> Captions:
 class Run:
     """One row: its method, its batches, and its step."""
 
-    def __init__(
-        self, changes: dict[str, Any], captions: Captions, cache: Path, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, changes: dict[str, Any], captions: Captions, options: argparse.Namespace) -> None:
         recipe = RECIPES[f"cusa-{options.host}"]
         settings = recipe.settings(
             **{
@@ -110,8 +109,8 @@ class Run:
         torch.manual_seed(0)
         method = recipe.build(settings, captions)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        ready = prepare(method.retriever, captions, device=str(device), cache_dir=cache, show_progress=False)
-        targets = fill_targets(method.targets, captions, device=device, cache_dir=cache, show_progress=False)
+        ready = prepare(method.retriever, captions, device=str(device), show_progress=False)
+        targets = fill_targets(method.targets, captions, device=device, show_progress=False)
         method.retriever.to(device).train()
         method.objective.to(device)
         start_epoch(method.objective, 1)
@@ -144,9 +143,9 @@ class Run:
             yield from loader.epoch(epoch)
 
 
-def peak_memory(name: str, cache: Path, options: argparse.Namespace) -> float:
+def peak_memory(name: str, options: argparse.Namespace) -> float:
     """Peak MB of a process that runs this row alone."""
-    command = [sys.executable, __file__, "--only", name, "--cache", str(cache)]
+    command = [sys.executable, __file__, "--only", name]
     command += [
         f"--{key}={getattr(options, key)}"
         for key in ("batch", "dim", "size", "images", "host", "precision", "workers")
@@ -156,9 +155,9 @@ def peak_memory(name: str, cache: Path, options: argparse.Namespace) -> float:
     return float(done.stdout.split()[-1])
 
 
-def only(name: str, cache: Path, options: argparse.Namespace) -> None:
+def only(name: str, options: argparse.Namespace) -> None:
     """Run one row for three steps and print their peak memory in MB, what came before left out."""
-    run = Run(ROWS[name], make_captions(options.images, options.size), cache, options)
+    run = Run(ROWS[name], make_captions(options.images, options.size), options)
     gc.collect()
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -189,18 +188,18 @@ def main() -> None:
         "--no_memory", action="store_true", help="leave out the peak memory, which takes longest"
     )
     parser.add_argument("--only", choices=list(ROWS), help="print the peak memory of one row")
-    parser.add_argument("--cache", type=Path)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny:
         options.turns, options.batch, options.dim, options.size, options.images = 2, 8, 16, 64, 12
     if options.only:
-        only(options.only, options.cache, options)
+        only(options.only, options)
         return
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder)
+        os.environ["DIPTYCH_CACHE"] = folder
         captions = make_captions(options.images, options.size)
-        runs = {name: Run(changes, captions, cache, options) for name, changes in ROWS.items()}
+        runs = {name: Run(changes, captions, options) for name, changes in ROWS.items()}
         times: dict[str, list[float]] = {name: [] for name in runs}
         for turn in range(options.turns + WARM):
             for name, run in runs.items():
@@ -218,7 +217,7 @@ def main() -> None:
         }
         print(f"{'step':28} {'ms':>8} {'beside the host':>16} {'peak MB':>9}")
         for name, value in middle.items():
-            memory = "" if options.no_memory else f"{peak_memory(name, cache, options):9.0f}"
+            memory = "" if options.no_memory else f"{peak_memory(name, options):9.0f}"
             print(f"{name:28} {value:8.1f} {100 * added[name]:+15.1f}% {memory}", flush=True)
         per_image, per_text = (
             sum(path.stat().st_size for path in cache.glob(f"teacher-{side}-*.npy")) / count

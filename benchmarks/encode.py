@@ -12,6 +12,7 @@ whether bf16 ranks as float32 does.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -99,9 +100,8 @@ def main() -> None:
             epochs=args.epochs, text_encoder=str(root / "bert"), train_text=False, decay_epoch=args.epochs - 1,
             **small,
         )  # fmt: skip
-        run_recipe(
-            recipe, settings, str(root / "data"), root / "run", cache_dir=root / "cache", show_progress=False
-        )
+        os.environ["DIPTYCH_CACHE"] = str(root / "cache")
+        run_recipe(recipe, settings, str(root / "data"), root / "run", show_progress=False)
         test = open_captions(str(root / "data")).split("test")
         store = ArrayStore(root / "data" / "train_ims.npy")
         images = StoreRows(store, np.arange(args.images) % len(store))

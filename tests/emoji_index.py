@@ -38,7 +38,7 @@ def train_small(folder: Path, captions: Captions) -> Path:
     )  # type: ignore[call-arg]  # fmt: skip
     seed_everything(0)
     method = recipe.build(settings, captions)
-    prepared = prepare(method.retriever, captions, cache_dir=folder / "cache", show_progress=False)
+    prepared = prepare(method.retriever, captions, show_progress=False)
     card = RunCard(recipe.name, settings, "emoji", captions_fingerprint(captions, captions))
     run = folder / "run"
     run.mkdir(parents=True)

@@ -237,7 +237,7 @@ def test_vectors_of_a_frozen_side_are_computed_once(folders, tmp_path: Path) -> 
     retriever = Retriever.from_pretrained(folders("clip"))
     expected = retriever.encode_image(captions.images)
     retriever.image.encoder.let_train(False)
-    ready = prepare(retriever, captions, cache_dir=tmp_path / "cache", show_progress=False)
+    ready = prepare(retriever, captions, show_progress=False)
     assert ready.captions.images[0].shape == (1, 12)
     assert torch.allclose(retriever.encode_image(ready.captions.images), expected, atol=2e-3)  # float16
 

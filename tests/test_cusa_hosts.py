@@ -75,9 +75,7 @@ def stepped(
     """The method after one step, and the terms of that step; teachers' vectors from the loader, or ``held``."""
     method, settings, captions = built(name, folder, **changes)
     seed_everything(1)
-    targets = fill_targets(
-        method.targets, captions, device=CPU, cache_dir=folder / "cache", show_progress=False
-    )
+    targets = fill_targets(method.targets, captions, device=CPU, show_progress=False)
     texts = method.retriever.text_input.prepare(captions.texts)
     resident = Resident(targets if held else {}, captions, CPU)
     loader = PairLoader(
@@ -220,7 +218,6 @@ def test_a_damaged_picture_does_not_stop_the_teacher(folder: Path, tmp_path: Pat
         settings,
         str(data),
         tmp_path / "run",
-        cache_dir=tmp_path / "cache",
         show_progress=False,
     )
     assert first.name in (tmp_path / "run" / "unreadable.txt").read_text()
@@ -253,7 +250,7 @@ def test_the_text_teacher_reads_what_the_model_reads(clean: bool, folder: Path, 
     method, _, captions = built("cusa-clip", folder, clean_captions=clean)
     loud = [f"{text.upper()}!" for text in captions.texts]
     captions = Captions(captions.images, loud, captions.image_of, captions.image_ids, captions.splits)
-    columns = fill_targets(method.targets, captions, device=CPU, cache_dir=tmp_path, show_progress=False)
+    columns = fill_targets(method.targets, captions, device=CPU, show_progress=False)
     read = [clean_caption(text) for text in loud] if clean else loud
     expected = vectors_of_texts(
         text_teacher(str(folder / "bert")), read, tmp_path / "own", show_progress=False

@@ -301,8 +301,6 @@ def test_a_frozen_backbone_decodes_every_photo_once(
     settings = recipe.settings(
         dim=8, batch_size=4, min_count=1, word_dim=4, epochs=1, image_encoder=str(vit), image_size=32, **teachers
     )  # type: ignore[call-arg]  # fmt: skip
-    run_recipe(
-        recipe, settings, str(data), tmp_path / "run", cache_dir=tmp_path / "cache", show_progress=False
-    )
+    run_recipe(recipe, settings, str(data), tmp_path / "run", show_progress=False)
     assert len(opened) == 12
     assert set(opened.values()) == {1}

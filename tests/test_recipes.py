@@ -112,7 +112,7 @@ def teacher() -> str:
 def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
     texts = method.retriever.text_input.prepare(captions.texts)
     device = torch.device("cpu")
-    targets = fill_targets(method.targets, captions, device=device, cache_dir=folder(), show_progress=False)
+    targets = fill_targets(method.targets, captions, device=device, show_progress=False)
     return PairLoader(
         captions,
         method.retriever.image_input,

@@ -108,9 +108,7 @@ def stepped(folder: Path, order: Order, watch: Callable[[Any], None]) -> None:
     teacher = str(bert_folder(folder / "bert"))
     settings = recipe.settings(dim=8, batch_size=6, min_count=1, word_dim=4, text_teacher=teacher)
     method = recipe.build(settings, training)
-    targets = fill_targets(
-        method.targets, training, device=CPU, cache_dir=folder / "cache", show_progress=False
-    )
+    targets = fill_targets(method.targets, training, device=CPU, show_progress=False)
     texts = method.retriever.text_input.prepare(training.texts)
     batches = PairLoader(
         training, method.retriever.image_input, texts, 6, 0, targets=targets, pin_memory=False

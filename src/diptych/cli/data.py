@@ -169,4 +169,4 @@ def teach(data: str, **options: Any) -> None:
     from diptych.training.teachers import Teachers
 
     for line in run(Teachers(**options), data):
-        echo(str(line))
+        echo(line)

@@ -98,11 +98,10 @@ class UniModal:
                                   mean teacher vectors of their texts
     ============================  ==========================================================================
 
-    The teacher's vectors are computed once and cached (``cache_dir``).
+    The teacher's vectors are computed once and cached.
     """
 
     text_teacher: str = "minilm"
-    cache_dir: Path | None = None
 
     def check(self, model: Retriever, captions: Captions) -> None:
         """Refuse a teacher that is not there, where it will be asked."""
@@ -145,7 +144,7 @@ class UniModal:
         """The teacher's vector of each text, (M, E)."""
         teacher = _teacher(self.text_teacher)
         teacher.encoder.to(model.device)
-        store = vectors_of_texts(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
+        store = vectors_of_texts(teacher, captions.texts, show_progress=show_progress)
         return store.rows(np.arange(len(store))).astype(np.float32)
 
 

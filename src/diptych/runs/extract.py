@@ -32,7 +32,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from PIL import Image
 from diptych.cache.contents import content_name
 from diptych.cache.features import Chunk, cache_image_features, compute_cells
 from diptych.cache.rows import RowFile
-from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, StoreRows, holds_pictures
 from diptych.data.formats import open_captions
 from diptych.data.images import ImageInput
@@ -61,7 +59,6 @@ from diptych.types import as_inputs
 
 TEXTS_PER_IMAGE = 5  # texts per image in the published layout
 COPIED = 256  # images whose features are copied from the cache at a time
-FILE_NAMES = {"val": "dev"}  # file names of splits, where they differ
 
 
 @dataclass
@@ -95,7 +92,6 @@ def extract(
     *,
     batch_size: int | None = None,
     cache: bool = True,
-    cache_dir: str | Path | None = None,
     show_progress: bool = True,
 ) -> Extraction:
     """Write every split of ``captions``; run again after an interruption, it goes on where it stopped.
@@ -111,7 +107,7 @@ def extract(
         part = captions.split(split)
         with RowFile(folder / f"{file_name(split)}_ims.npy", _key(part, backbone, image_input)) as file:
             if not file.finished:
-                compute = partial(_cached_chunks, cache_dir) if cache else compute_cells
+                compute = _cached_chunks if cache else compute_cells
                 how: dict[str, Any] = {"label": f"extract {split}", "show_progress": show_progress}
                 how |= {"batch_size": batch_size, "skip": True}
                 for chunk in compute(backbone, image_input, part.images, file.progress.done, **how):
@@ -133,16 +129,11 @@ def extract(
 
 
 def _cached_chunks(
-    folder: str | Path | None,
-    backbone: Backbone,
-    image_input: ImageInput,
-    store: ImageStore,
-    start: int,
-    **how: Any,
+    backbone: Backbone, image_input: ImageInput, store: ImageStore, start: int, **how: Any
 ) -> Iterator[Chunk]:
     """What ``compute_cells`` gives, through the cache."""
     left = StoreRows(store, np.arange(start, len(store)))
-    cached = cache_image_features(backbone, image_input, left, folder, **how)
+    cached = cache_image_features(backbone, image_input, left, **how)
     for first in range(0, len(left), COPIED):
         rows = range(first, min(first + COPIED, len(left)))
         good = [row for row in rows if row not in cached.unreadable]
@@ -152,7 +143,7 @@ def _cached_chunks(
 
 def file_name(split: str) -> str:
     """What a split is called in the names of its files."""
-    return FILE_NAMES.get(split, split)
+    return "dev" if split == "val" else split
 
 
 def _write_lists(folder: Path, name: str, part: Captions, skipped: dict[str, str]) -> None:
@@ -301,39 +292,23 @@ def _write(place: Path, key: str, values: NDArray[np.float16]) -> None:
         write_text(place.with_suffix(".key"), key)
 
 
-@dataclass(frozen=True)
-class Taught:
-    """One matrix of teacher vectors."""
-
-    split: str
-    of: str
-    vectors: ArrayStore
-    seconds: float
-
-    def __str__(self) -> str:
-        count, width = self.vectors.shape
-        size = self.vectors.path.stat().st_size / 2**20 if self.vectors.path is not None else 0.0
-        what = f"{self.split}: {count:,} {self.of} × {width:,}"
-        return f"{what}, {size:,.1f} MB, {self.seconds:.1f} s: {self.vectors.path}"
-
-
-def teach(
-    teachers: Teachers, data: str, *, cache_dir: Path | None = None, show_progress: bool = True
-) -> list[Taught]:
+def teach(teachers: Teachers, data: str) -> Iterator[str]:
     """Vectors of the training images and texts, and of the validation texts, by which neighbours are judged.
 
-    What is there already is not computed again; after an interruption the same command goes on. Pictures that cannot be
-    read are left out, as in training.
+    A sentence for each matrix. What is there already is not computed again; after an interruption the same command goes
+    on. Pictures that cannot be read are left out, as in training.
     """
-    training, validation = readable_splits(data, show_progress=show_progress)
-    device, found = pick_device(), []
+    training, validation = readable_splits(data)
+    device = pick_device()
     wanted = ("train", "images", training), ("train", "texts", training), ("val", "texts", validation)
     for split, of, captions in wanted:
         start = time.perf_counter()
         make = teachers.image_vectors if of == "images" else teachers.text_vectors
-        vectors = make(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
-        found.append(Taught(split, of, vectors, time.perf_counter() - start))
-    return found
+        vectors = make(captions, device=device)
+        (count, width), path = vectors.shape, vectors.path
+        size = path.stat().st_size / 2**20 if path is not None else 0.0
+        seconds = time.perf_counter() - start
+        yield f"{split}: {count:,} {of} × {width:,}, {size:,.1f} MB, {seconds:.1f} s: {path}"
 
 
 def readable_splits(data: str, *, show_progress: bool = True) -> tuple[Captions, Captions]:

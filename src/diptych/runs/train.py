@@ -112,7 +112,6 @@ def run_recipe(
     objective: Objective | None = None,
     device: str = "auto",
     resume: bool = False,
-    cache_dir: Path | None = None,
     baseline: bool = True,
     show_progress: bool = True,
 ) -> Progress:
@@ -134,7 +133,7 @@ def run_recipe(
         method, where = checked_method(recipe, settings, parts, objective, device)
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        how: dict[str, Any] = {"device": where, "cache_dir": cache_dir, "show_progress": show_progress}
+        how: dict[str, Any] = {"device": where, "show_progress": show_progress}
         if not settings.strict_images:
             parts = _readable(method, parts, left_out, how)
         speaks = os.environ.get("RANK", "0") == "0"  # only rank 0 prints

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -63,7 +62,6 @@ class TargetSource(Protocol):
         captions: Captions,
         *,
         device: torch.device,
-        cache_dir: Path | None = None,
         show_progress: bool = True,
     ) -> Mapping[str, Column]:
         """Columns by name; objectives find their rows of a batch in ``batch.targets``."""
@@ -75,13 +73,12 @@ def fill_targets(
     captions: Captions,
     *,
     device: torch.device,
-    cache_dir: Path | None = None,
     show_progress: bool = True,
 ) -> dict[str, Column]:
     """The columns of every source, checked against the data."""
     found: dict[str, Column] = {}
     for source in sources:
-        made = source.columns(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        made = source.columns(captions, device=device, show_progress=show_progress)
         for name, column in made.items():
             if name in found:
                 raise SettingsError(f"two sources give the target '{name}': give each a name of its own.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,6 @@ class RegionTargets:
         captions: Captions,
         *,
         device: torch.device,
-        cache_dir: Path | None = None,
         show_progress: bool = True,
     ) -> Mapping[str, Column]:
         """One row per image."""
@@ -77,7 +75,7 @@ class RegionTargets:
                     "train with context_weight 0, or with a frozen backbone."
                 )
             store = cache_image_features(
-                self.backbone.to(device), self.image_input, store, cache_dir, show_progress=show_progress
+                self.backbone.to(device), self.image_input, store, show_progress=show_progress
             )
         centre, centroids = self._clusters(store, device)
         rows = []

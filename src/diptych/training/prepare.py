@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from diptych.cache.features import cache_image_features, cache_text_states
@@ -22,7 +21,6 @@ def prepare(
     captions: Captions,
     *,
     device: str = "cpu",
-    cache_dir: Path | None = None,
     pad_to_multiple: int = 1,
     show_progress: bool = True,
 ) -> Prepared:
@@ -30,15 +28,15 @@ def prepare(
 
     ``pad_to_multiple`` rounds text lengths up, which leaves few shapes to compile or to record.
     """
-    how = device, cache_dir, show_progress
-    store = _features(retriever, captions.images, captions.unreadable == "skip", *how)
+    skip = captions.unreadable == "skip"
+    store = _features(retriever, captions.images, skip, device, show_progress)
     if store is not None:
         captions = replace(captions, images=store)
     texts = retriever.text_input.prepare(captions.texts, show_progress=show_progress)
     texts.pad_to_multiple = pad_to_multiple
     states = retriever.text.encoder.frozen_part()
     if isinstance(states, TransformerText):
-        texts = cache_text_states(states.to(device), texts, cache_dir, show_progress=show_progress)
+        texts = cache_text_states(states.to(device), texts, show_progress=show_progress)
     return Prepared(captions, texts)
 
 
@@ -47,7 +45,6 @@ def unreadable_images(
     captions: Captions,
     *,
     device: str = "cpu",
-    cache_dir: Path | None = None,
     show_progress: bool = True,
 ) -> dict[int, str]:
     """The images of ``captions`` whose picture cannot be read, with the reason.
@@ -58,7 +55,7 @@ def unreadable_images(
     """
     if captions.unreadable == "skip" or not len(captions.images) or not holds_pictures(captions.images):
         return {}
-    found = _features(retriever, captions.images, True, device, cache_dir, show_progress)
+    found = _features(retriever, captions.images, True, device, show_progress)
     return undecodable(captions.images, show_progress=show_progress) if found is None else found.unreadable
 
 
@@ -67,7 +64,6 @@ def ready_views(
     captions: Captions,
     *,
     device: str = "cpu",
-    cache_dir: Path | None = None,
     show_progress: bool = True,
 ) -> Mapping[str, Augmented]:
     """The view makers of a method, where a frozen backbone reads pictures: with copies that it has read once."""
@@ -77,20 +73,18 @@ def ready_views(
         return found
     for name, maker in method.views.items():
         copies = (
-            _features(retriever, copy, skip, device, cache_dir, show_progress)
+            _features(retriever, copy, skip, device, show_progress)
             for copy in maker.copies_of(captions.images)
         )
         found[name] = maker.with_copies([copy for copy in copies if copy is not None], captions.image_of)
     return found
 
 
-def _features(
-    retriever: Retriever, images: ImageStore, skip: bool, device: str, cache_dir: Path | None, show: bool
-) -> Any:
+def _features(retriever: Retriever, images: ImageStore, skip: bool, device: str, show: bool) -> Any:
     """What a frozen backbone makes of pictures, from the cache or computed now; None where there is none to read."""
     frozen = retriever.image.encoder.frozen_backbone()
     if frozen is None or not holds_pictures(images):
         return None
     return cache_image_features(
-        frozen.to(device), retriever.image_input, images, cache_dir, skip=skip, show_progress=show
+        frozen.to(device), retriever.image_input, images, skip=skip, show_progress=show
     )

@@ -60,7 +60,6 @@ class Teachers:
         captions: Captions,
         *,
         device: torch.device,
-        cache_dir: Path | None = None,
         show_progress: bool = True,
     ) -> ArrayStore:
         """(N, dim), a row per image."""
@@ -70,13 +69,12 @@ class Teachers:
                 raise SettingsError(
                     f"{self._source} holds vectors already: live teachers need a model, give its name."
                 )
-            return read_vectors(
-                self._source, captions.image_ids, cache_dir, project=self.project, show_progress=show_progress
-            )
+            ids = captions.image_ids
+            return read_vectors(self._source, ids, project=self.project, show_progress=show_progress)
         teacher = self._of_images(captions)
         if isinstance(teacher, ImageTeacher):
             teacher.backbone.to(device)
-        return vectors_of_images(teacher, captions.images, cache_dir, live=live, show_progress=show_progress)
+        return vectors_of_images(teacher, captions.images, live=live, show_progress=show_progress)
 
     def check(self, captions: Captions) -> None:
         """Refuse models that are not there, or cannot look at these images, before anything is trained."""
@@ -108,7 +106,6 @@ class Teachers:
         captions: Captions,
         *,
         device: torch.device,
-        cache_dir: Path | None = None,
         show_progress: bool = True,
     ) -> ArrayStore:
         """(M, dim), a row per text."""
@@ -116,7 +113,7 @@ class Teachers:
         teacher = named.text_teacher(self.text, self.project)
         teacher.encoder.to(device)
         live = "text" in self.live
-        return vectors_of_texts(teacher, texts, cache_dir, live=live, show_progress=show_progress)
+        return vectors_of_texts(teacher, texts, live=live, show_progress=show_progress)
 
 
 def teachers_of(settings: Any, image_size: int = 224, clean: bool = False) -> Teachers:
