@@ -291,6 +291,7 @@ def test_a_frozen_backbone_decodes_every_photo_once(
         return real(source, *given, **named)
 
     monkeypatch.setattr(files, "open_image", noted)
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
     data, vit, bert = (
         photos(tmp_path / "photos"),
         vit_folder(tmp_path / "vit"),

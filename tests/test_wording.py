@@ -272,7 +272,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "the evaluator 'sts' names the metric 'kendall', which it does not return: its metrics are "
          "spearman."),
         (lambda _: evaluate_scores(np.eye(2), [0, 1], judgements=["eccv"]),
-         "judgements need the captions, for their ids: pass them in place of image_of."),
+         "judgements need the ids of captions: pass these in place of image_of."),
         (lambda _: evaluate_scores(np.eye(2), [0, 1], protocol=["plain", "plain"]),
          "the protocol plain is named twice: name it once."),
         (lambda _: evaluate_scores(np.eye(2), [0, 1], protocol=[]),
@@ -327,14 +327,14 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: CrossModalSoftLabels(mode="both"),
          "the mode of the soft labels is 'both': choose each, add, dot."),
         (lambda _: check_fixed("gem", GeM(), "trains the scores of pairs, not pooled vectors"),
-         "the pooling 'gem' has weights, and this recipe trains the scores of pairs, not pooled vectors: use mean, "
+         "pooling 'gem' has weights, this recipe trains the scores of pairs, not pooled vectors: use mean, "
          "max, kmax or first."),
         (lambda _: Triplet(margin=-0.1), "the triplet margin is -0.1: give 0 or more."),
         (lambda _: Triplet(negatives="semi-hard"), "negatives is 'semi-hard': choose hardest, all."),
-        (lambda _: Demand(items=1000, dim=0), "--dim 0 is not an amount: give a number of 1 or more."),
+        (lambda _: Demand(items=1000, dim=0), "--dim 0 is no amount: give 1 or more."),
         (lambda _: TrainingSettings(batch_size=1), "--batch_size is 1: it must be at least 2."),
         (lambda _: TrainingSettings(precision="half"),
-         "--precision is 'half': choose one of no, bf16, fp16."),
+         "--precision is 'half': choose no, bf16, fp16."),
         (lambda _: from_json(TrainingSettings, {"learning_rat": 1}),
          "there is no setting called learning_rat: did you mean learning_rate?"),
         (lambda _: from_json(TrainingSettings, {"qqq": 1}),
@@ -351,7 +351,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: add_noise(open_captions(corrected_table(p)), "4:text"),
          "--noise is '4:text': the ratio is a share of the texts, from 0 to 1."),
         (lambda _: Claim.read("most"),
-         "--claimed most is not a number: give 81.7, or image_to_text_recall@1=81.7."),
+         "--claimed most is no number: give 81.7, or image_to_text_recall@1=81.7."),
         (lambda _: audit("photos?corrections=c.csv"),
          "an audit looks at the data as they are: leave out ?corrections."),
         (lambda p: index(p).search(ROW, 0),
@@ -541,9 +541,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: EvaluationProtocol("odd", folds=3).check(np.arange(4), 4),
          "4 images do not divide into 3 folds: use the protocol plain."),
         (lambda p: Report.load(p / "r.json"),
-         "FOLDER/r.json cannot be read (No such file or directory): give a report saved as JSON."),
+         "FOLDER/r.json cannot be read (No such file or directory): give a saved report."),
         (lambda p: read_senteval(p / "no"),
-         "FOLDER/no is not a folder: give the one that holds downstream/STS and downstream/SICK."),
+         "FOLDER/no is no folder: give the one that holds downstream/STS and downstream/SICK."),
         (lambda p: read_senteval(p),
          "FOLDER holds no downstream/STS and no downstream/SICK: give the folder that SentEval calls data."),
         (lambda _: count_ranks(torch.zeros(6), [0]), "scores have shape (6,): they must be (images, texts)."),
@@ -652,7 +652,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: Report.load(put(p, "r.json", "{}")),
          "FOLDER/r.json is not a saved report ('format'): evaluate again."),
         (lambda p: Report.load(put(p, "r.json", '{"format": 99}')),
-         "FOLDER/r.json has report format 99, this version reads 2: update diptych."),
+         "FOLDER/r.json has format 99, this version reads 2: update diptych."),
         (lambda p: index(p).search(ROW * np.nan),
          "row 0 of the query holds NaN or infinity: check the model and its input."),
         (lambda p: index(p).add([Item("b"), Item("b")], np.stack([ROW, ROW])),
@@ -704,7 +704,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
     ],
     CheckpointError: [
         (lambda p: read_run(p),
-         "FOLDER is not a run folder (no run.json): give the --output_dir of a training run."),
+         "FOLDER is no run (no run.json): give the --output_dir of a training."),
         (lambda p: Retriever.from_pretrained(p / "nowhere"),
          "FOLDER/nowhere is not a model folder (no config.json): give the folder of a trained run."),
         (lambda p: Retriever.from_pretrained(p),
@@ -839,15 +839,15 @@ COMMANDS = {
         "there is no pooling 'meen': did you mean mean?",
     "train rigde --data emoji": "there is no recipe 'rigde': did you mean ridge?",
     "compare FOLDER/plain.json FOLDER/equal.json":
-        "FOLDER/plain.json cannot be read (No such file or directory): give a report saved as JSON.",
+        "FOLDER/plain.json cannot be read (No such file or directory): give a saved report.",
     "evaluate hf:tiny/clip":
         "hf:tiny/clip was not trained here: give --data, the data set to evaluate it on.",
     "index runs/nowhere emoji":
         "runs/nowhere is not a model folder (no config.json): give the folder of a trained run, or hf:runs/nowhere for "
         "a model of the hub.",
     "evaluate somebody/clip":
-        "somebody/clip does not exist: give the folder of a trained run, or hf:somebody/clip for a model of the hub.",
-    "evaluate FOLDER/nowhere": "FOLDER/nowhere does not exist: give the folder of a trained run.",
+        "somebody/clip does not exist: give the folder of a run, or hf:somebody/clip for a model of the hub.",
+    "evaluate FOLDER/nowhere": "FOLDER/nowhere does not exist: give the folder of a run.",
     "evaluate FOLDER": "FOLDER does not say what it was trained on: give --data.",
     "extract FOLDER/stills --frames --output_dir FOLDER/no":
         "FOLDER/stills does not exist: give the path of a data set, or 'emoji', the built-in one.",
@@ -861,7 +861,7 @@ COMMANDS = {
         "say what to remove in one way: by ids, --collection, --filter or --missing.",
     "plan --items many --dim 512":
         "Invalid value for '--items': 'many' is not a whole number: write 1000000 or 1e6.",
-    "plan --items 0 --dim 512": "--items 0 is not an amount: give a number of 1 or more.",
+    "plan --items 0 --dim 512": "--items 0 is no amount: give 1 or more.",
     'search empty "a dog"':
         "empty is not an index (no such folder): give the folder that 'diptych index' wrote, or index a "
         "collection there.",
@@ -892,7 +892,7 @@ COMMANDS = {
     "evaluate FOLDER --hubness train --rerank 3 --reranker FOLDER":
         "--hubness needs the vectors: leave out --rerank and --score_matrix.",
     "evaluate FOLDER --ray auto":
-        "--ray evaluates a folder of vectors: run diptych embed first, and give its folder.",
+        "--ray evaluates a folder of vectors: give that of diptych embed.",
     "compare a.json": "one result and no --with: give two, or those of one side, then --with and the others.",
     "compare a.json --with=b.json c.json":
         "c.json does not stand behind --with: write all results of a system behind it, as in --with b1.json "
@@ -925,9 +925,9 @@ COMMANDS = {
         "Invalid value for '--table': '9' is not one of '1', '2', '3', '4', '5', '6', '7', '8', 'sides', 'baselines'.",
     "ablate coder --table 2": "the table 2 has nothing to measure: give --data f30k=PATH.",
     "ablate coder --table 2 --data FOLDER --data emoji":
-        "two --data are without a name (FOLDER, emoji): give each a name of its own.",
+        "two --data are without a name (FOLDER, emoji): give each its own name.",
     "ablate coder --table 2 --data f30k=FOLDER --data f30k=emoji":
-        "two --data are named f30k (FOLDER, emoji): give each a name of its own.",
+        "two --data are named f30k (FOLDER, emoji): give each its own name.",
     "ablate coder --table 2 --data coco=FOLDER": "the table 2 has no data named 'coco': it takes f30k.",
     "ablate vse-infinity --table 6 --data FOLDER": "the table 6 reads no data: leave out --data FOLDER.",
     "ablate coder --table 2 --data emoji --row nothing":

@@ -226,9 +226,7 @@ class _Rebuilder:
             ) from error
         if "as" in config:
             if not isinstance(config["as"], int):
-                raise CheckpointError(
-                    f"the part '{name}' has no number to be shared by: copy the model again."
-                )
+                raise CheckpointError(f"the shared part '{name}' has no number: copy the model again.")
             self.by_number[config["as"]] = thing
         return thing
 
@@ -238,9 +236,7 @@ class _Rebuilder:
         path = MODEL.path(self.folder, name, folders=True)
         try:
             if not path.exists():
-                raise CheckpointError(
-                    f"{path} is missing: copy the whole model folder, not only its weights."
-                )
+                raise CheckpointError(f"{path} is missing: copy the whole folder, not only its weights.")
             return parse_json(MODEL.read(path)) if path.suffix == ".json" else path
         except (ValueError, OSError) as error:
             raise CheckpointError(f"{path} is damaged ({error}): copy the model again.") from error

@@ -147,9 +147,7 @@ class TrainingSettings:
                     raise SettingsError(f"--{entry.name} is {value}: it must be at most {high:g}.")
             choices = literal_choices(hints[entry.name])
             if choices and value not in choices:
-                raise SettingsError(
-                    f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}."
-                )
+                raise SettingsError(f"--{entry.name} is {value!r}: choose {', '.join(map(str, choices))}.")
             # a form may be a folder, which is looked for when it is used
             if names is not None and not names.forms:
                 names.check(value)

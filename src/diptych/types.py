@@ -257,9 +257,7 @@ class Embeddings(TensorGroup):
             return self.views[outer].view(inner)
         if name not in self.views:
             known = ", ".join(self.views) or "none"
-            raise SettingsError(
-                f"the objective reads the view '{name}', but this method's views are: {known}."
-            )
+            raise SettingsError(f"the objective reads the view '{name}', this method's views are: {known}.")
         return self.views[name]
 
     def map_rows(self, change: Change) -> Embeddings:

@@ -153,9 +153,7 @@ class HashHead(Branch):
     ) -> None:
         super().__init__()
         if dim < 1 or not 0 <= dropout < 1:
-            raise SettingsError(
-                f"a hash head needs dim ≥ 1 and 0 ≤ dropout < 1, not dim={dim} and dropout={dropout}."
-            )
+            raise SettingsError(f"a hash head needs dim ≥ 1 and 0 ≤ dropout < 1, not {dim} and {dropout}.")
         self.dim = self.bits = checked_bits(bits)
         inner = [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim), nn.ReLU()]
         self.layers = nn.Sequential(*inner, nn.Linear(dim, bits), nn.Tanh())

@@ -109,9 +109,7 @@ class ConceptBranch(Branch, ops.TensorCache):
     ) -> None:
         super().__init__()
         if not 0 <= weight < 1:
-            raise SettingsError(
-                f"the concept branch has the weight {weight}: it must be at least 0 and below 1."
-            )
+            raise SettingsError(f"the concept branch has the weight {weight}: give 0 or more, below 1.")
         self.words, self.dim, self.weight, self.attention = list(words), dim, weight, attention
         self.image_aggregator, self.text_aggregator = image_aggregator, text_aggregator
         sizes = [word_dim, dim] if hidden is None else [word_dim, hidden, dim]
@@ -145,9 +143,7 @@ class ConceptBranch(Branch, ops.TensorCache):
         if vectors is None and concepts.vectors is not None:
             vectors = WordVectors(concepts.vectors, np.ones(g, dtype=np.bool_))
         if vectors is not None and (vectors.matrix.ndim != 2 or len(vectors.matrix) != g):
-            raise SettingsError(
-                f"{g} concepts need {g} rows of word vectors, not an array of {vectors.matrix.shape}."
-            )
+            raise SettingsError(f"{g} concepts need {g} word vectors, not an array {vectors.matrix.shape}.")
         if vectors is not None and word_dim is not None and vectors.matrix.shape[1] != word_dim:
             found = vectors.matrix.shape[1]
             raise SettingsError(

@@ -138,9 +138,7 @@ class ConsensusBranch(ConceptBranch):
 
     def _text_weights(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
         if not isinstance(features, WordStates):
-            raise SettingsError(
-                "the consensus branch reads the concepts of a text: encode it with ConceptWords."
-            )
+            raise SettingsError("the consensus branch reads concepts of a text: encode it with ConceptWords.")
         asked = torch.softmax(self.attention * self.text_attention(self.text_query(vector), y), dim=1)
         named = torch.softmax(self.attention * features.concepts.to(asked.dtype), dim=1)
         return self.label_share * named + (1 - self.label_share) * asked

@@ -111,9 +111,7 @@ class ContextPrediction(Branch):
     def __init__(self, dim: int, words: int, classes: int) -> None:
         super().__init__()
         if words < 1 or classes < 1:
-            raise SettingsError(
-                f"masked prediction needs words and region classes, not {words} and {classes}."
-            )
+            raise SettingsError(f"masked prediction needs words and classes, not {words} and {classes}.")
         self.dim = 2
         self.region, self.word = nn.Linear(dim, classes), nn.Linear(dim, words)
 

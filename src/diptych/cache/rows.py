@@ -159,9 +159,7 @@ class RowFile:
     def _open(self) -> None:
         lines = self._read_log()
         if lines is None and not self.overwrite and (self.path.exists() or self.part.exists()):
-            raise DataError(
-                f"{self.path} is of another backbone or other images: choose another folder, or delete it."
-            )
+            raise DataError(f"{self.path} is of another backbone or other images: choose another folder.")
         if self._untouched(lines):  # by another process, while this one waited
             return
         chunks = [line for line in lines or [] if "crc" in line]

@@ -148,9 +148,7 @@ def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixe
     if numbers["resize_mode"] == "squash":
         return ProcessedPixels(sides, **colours)
     if numbers["resize_mode"] != "shortest" or sides[0] != sides[1]:
-        raise SettingsError(
-            f"{source} resizes pictures by their longest side: choose a model that crops them."
-        )
+        raise SettingsError(f"{source} resizes pictures by the longest side: choose a model that crops them.")
     return ProcessedPixels(sides[0], sides, centre="round", **colours)
 
 

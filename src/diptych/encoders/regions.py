@@ -102,9 +102,7 @@ class Regions(Encoder):
             raise DataError("this model reads region features, not pictures: give (regions, numbers) arrays.")
         if inputs.values.shape[-1] != self.input_dim:
             found = inputs.values.shape[-1]
-            raise DataError(
-                f"regions have {found} numbers each, this encoder needs {self.input_dim}: give those."
-            )
+            raise DataError(f"regions have {found} numbers, this encoder needs {self.input_dim}: give those.")
         mask = drop_each(inputs.mask, self.drop) if self.training and self.drop else inputs.mask
         x = fit(inputs, self.linear.weight)
         padding = self.first.bias if self.count_padding else None

@@ -210,9 +210,7 @@ def start_from_bert(blocks: SharedBlocks, source: str | Path) -> None:
         raise SettingsError(f"{name} is a '{config.model_type}', not a BERT: give the folder or id of one.")
     own = [block for block in blocks.blocks if isinstance(block, PreNormBlock)]
     if config.num_hidden_layers < len(own):
-        raise SettingsError(
-            f"{name} has {config.num_hidden_layers} layers for {len(own)} blocks: give fewer --blocks."
-        )
+        raise SettingsError(f"{name} has {config.num_hidden_layers} layers: give fewer --blocks.")
     wanted = config.hidden_size, config.intermediate_size
     if (blocks.dim, own[0].first.out_features) != wanted:
         raise SettingsError(
@@ -348,9 +346,7 @@ class Contextual(Around):
     def __init__(self, inner: Encoder, transformer: TokenTransformer) -> None:
         super().__init__()
         if inner.dim != transformer.dim:
-            raise SettingsError(
-                f"the encoder has dim={inner.dim}, the transformer {transformer.dim}: use one."
-            )
+            raise SettingsError(f"an encoder of {inner.dim}, transformer of {transformer.dim}: use one dim.")
         self.inner, self.transformer, self.dim = inner, transformer, transformer.dim
 
     def forward(self, inputs: Inputs) -> Features:

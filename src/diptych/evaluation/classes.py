@@ -145,9 +145,7 @@ def _in_shop(root: Path) -> ClassList:
     sides: dict[str, list[tuple[Path, int]]] = {"query": [], "gallery": [], "train": []}
     for number, cells in _rows(path, 3, skip=2):
         if cells[2] not in sides:
-            raise DataError(
-                f"{path}:{number} has the status '{cells[2]}': train, query and gallery are known."
-            )
+            raise DataError(f"{path}:{number} has the status '{cells[2]}': use train, query or gallery.")
         # names begin with img/ and lie in a folder Img
         sides[cells[2]].append((root / "Img" / cells[0], _number(path, number, cells[1])))
     if not sides["query"] or not sides["gallery"]:
@@ -194,9 +192,7 @@ def _rows(path: Path, least: int, skip: int) -> list[tuple[int, list[str]]]:
 def _number(path: Path, line: int, text: str) -> int:
     match = _TRAILING_NUMBER.search(text)
     if match is None:
-        raise DataError(
-            f"{path}:{line} has the class '{text}', which does not end in a number: copy it again."
-        )
+        raise DataError(f"{path}:{line} has the class '{text}', which ends in no number: copy it again.")
     return int(match[1])
 
 
@@ -270,8 +266,6 @@ def class_recall(
 
 def _check(vectors: Tensor, classes: NDArray[np.int64], what: str) -> None:
     if vectors.dim() != 2 or len(vectors) != len(classes):
-        raise DataError(
-            f"{tuple(vectors.shape)} vectors for {len(classes)} classes of {what}: give one row each."
-        )
+        raise DataError(f"{tuple(vectors.shape)} vectors, {len(classes)} classes of {what}: give one each.")
     if not bool(torch.isfinite(vectors).all()):
         raise DataError(f"a vector of the {what} is not finite: the model is broken, or its input.")

@@ -80,9 +80,7 @@ def evaluate(
         return report_scored(existing, data, rules)
     several = [model] if isinstance(model, str | Path) or not isinstance(model, Sequence) else model
     if text_store is not None and len(several) > 1:
-        raise SettingsError(
-            f"a text store is prepared for one model: leave it out for the {len(several)} models."
-        )
+        raise SettingsError(f"a text store is for one model: leave it out for the {len(several)} models.")
     models: list[Any] = [
         Retriever.from_pretrained(one, device) if isinstance(one, str | Path) else one for one in several
     ]

@@ -49,9 +49,7 @@ def inverted_softmax(
 ) -> PreparedScores:
     """A model's scores, re-scored with its scores of a bank of images and texts, whose ``name`` is put on the card."""
     if beta <= 0:
-        raise SettingsError(
-            f"β={beta:g} is no weight of a softmax: give a number above 0, {BETA:g} is usual."
-        )
+        raise SettingsError(f"β={beta:g} is no weight of a softmax: give more than 0, {BETA:g} is usual.")
     gallery = _vectors(scored.scores)
     queries = _vectors(bank)
     images, texts = bank.shape

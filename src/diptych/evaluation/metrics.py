@@ -197,9 +197,7 @@ def checked_pairing(
     """``image_of`` as (M,) int64 that fits scores (images, texts)."""
     owner = np.asarray(image_of.cpu() if isinstance(image_of, Tensor) else image_of)
     if not texts or not images:
-        raise DataError(
-            f"scores of {images} images and {texts} texts cannot be ranked: both sides need an item."
-        )
+        raise DataError(f"scores of {images} images and {texts} texts cannot be ranked: give items to both.")
     if owner.shape != (texts,) or owner.dtype.kind not in "iu":
         raise DataError(
             f"image_of is {owner.dtype} of shape {owner.shape} for {texts} texts: "

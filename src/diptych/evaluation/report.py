@@ -260,14 +260,10 @@ class Report:
             if found == 1:
                 content = {"groups": [{**content, "name": "retrieval", "primary": "rsum", "kind": "Card"}]}
             elif found != FORMAT:
-                raise DataError(
-                    f"{path} has report format {found}, this version reads {FORMAT}: update diptych."
-                )
+                raise DataError(f"{path} has format {found}, this version reads {FORMAT}: update diptych.")
             return Report(tuple(_group(group) for group in content["groups"]))
         except OSError as error:
-            raise DataError(
-                f"{path} cannot be read ({error.strerror}): give a report saved as JSON."
-            ) from error
+            raise DataError(f"{path} cannot be read ({error.strerror}): give a saved report.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is not a saved report ({error}): evaluate again.") from error
 

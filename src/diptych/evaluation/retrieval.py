@@ -111,9 +111,7 @@ def scored_by(
                 f"a model's store has {len(images)} images, the data {len(captions.images)}: give the same images."
             )
         if len(texts) != len(captions.texts):
-            raise DataError(
-                f"the text store has {len(texts)} texts, the data {len(captions.texts)}: prepare these."
-            )
+            raise DataError(f"the store has {len(texts)} texts, not {len(captions.texts)}: prepare these.")
     if not models:
         raise SettingsError("an ensemble needs at least one member: give a model.")
     began = time.perf_counter()
@@ -193,9 +191,7 @@ class _Source:
         if rules.equal_texts:
             raise SettingsError("equal texts are found in the captions: pass them in place of image_of.")
         if rules.judgements:
-            raise SettingsError(
-                "judgements need the captions, for their ids: pass them in place of image_of."
-            )
+            raise SettingsError("judgements need the ids of captions: pass these in place of image_of.")
         image_of, images = checked_pairing(data, *shape), shape[0]
         rules.protocol.check(image_of, images)
         digest = hashlib.sha256(f"{images}\0".encode() + image_of.tobytes()).hexdigest()[:16]

@@ -53,9 +53,7 @@ def stored_scores(
             known = held if isinstance(held, dict) else {}
             other = next((name for name in key if known.get(name) != key[name]), "content")
             had, wanted = known.get(other), key.get(other)
-            raise DataError(
-                f"{path} holds scores of another {other} ({had}, not {wanted}): give another file."
-            )
+            raise DataError(f"{path} is of another {other} ({had}, not {wanted}): give another file.")
     if not refined or logged is not None:
         with RowFile(path, key, dtype="<f4", overwrite=found is not None) as file:
             if not file.finished:
@@ -69,9 +67,7 @@ def stored_scores(
                 write_text(path.with_suffix(".json"), json.dumps(card))
     matrix = np.load(path, mmap_mode="c")
     if matrix.shape != scores.shape or matrix.dtype != np.float32:
-        raise DataError(
-            f"{path} is {matrix.dtype} of shape {matrix.shape}, not float32 of {scores.shape}: remove it."
-        )
+        raise DataError(f"{path} is {matrix.dtype} {matrix.shape}, not float32 {scores.shape}: remove it.")
     stored = MatrixScores(torch.from_numpy(matrix))
     stored.kind = scores.kind
     return stored
@@ -84,9 +80,7 @@ def read_scores(path: Path) -> MatrixScores:
         card = path.with_suffix(".json")
         known = parse_json(CACHE.read(card)) if card.exists() else {}
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read ({error}): give a .npy matrix of scores (images, texts)."
-        ) from error
+        raise DataError(f"{path} cannot be read ({error}): give a .npy of scores (images, texts).") from error
     if matrix.dtype.kind not in "fiu":
         raise DataError(f"{path} holds {matrix.dtype}, not numbers: give scores as float32.")
     if isinstance(known, dict) and known.get("done", len(matrix)) != len(matrix):
@@ -109,9 +103,7 @@ def _read_card(path: Path, logged: bool) -> tuple[dict[str, Any] | None, int, bo
     card = path.with_suffix(".json")
     if not card.exists():
         if path.exists() and not logged:
-            raise DataError(
-                f"{path} is there, but {card.name} beside it is not: give another file, or remove it."
-            )
+            raise DataError(f"{path} is there without {card.name}: give another file, or remove it.")
         return None, 0, False
     try:
         found = parse_json(CACHE.read(card))

@@ -79,9 +79,7 @@ def is_senteval(folder: str | Path) -> bool:
 def read_senteval(folder: str | Path) -> SentEval:
     """Every STS set of a SentEval ``data`` folder (or of its ``downstream``), and what is missing."""
     if not Path(folder).is_dir():
-        raise DataError(
-            f"{folder} is not a folder: give the one that holds downstream/STS and downstream/SICK."
-        )
+        raise DataError(f"{folder} is no folder: give the one that holds downstream/STS and downstream/SICK.")
     root = _root(Path(folder))
     if root is None:
         raise DataError(
@@ -174,9 +172,7 @@ def _cells(path: Path, number: int, line: str, least: int) -> list[str]:
     """Tab-separated cells, runs of white space in each made one space."""
     cells = [" ".join(cell.split()) for cell in line.split("\t")]
     if len(cells) < least:
-        raise DataError(
-            f"{path}:{number} has {len(cells)} columns, {least} are needed: columns are separated by tabs."
-        )
+        raise DataError(f"{path}:{number} has {len(cells)} columns, not {least}: separate them by tabs.")
     return cells
 
 

@@ -131,9 +131,7 @@ def _read_shard(shard: Shard, split: str | None, facts: bool) -> ShardBlock:
             elif split is not None:
                 continue
             else:
-                raise DataError(
-                    f"{shard.path}: the image of the text '{id}' is not before it: embed the shard again."
-                )
+                raise DataError(f"{shard.path}: no image before the text '{id}': embed the shard again.")
             kept[kind].append(row)
             if facts:
                 metadata, text, content = rest
@@ -243,9 +241,7 @@ def evaluate_vectors(
     opened = open_vectors(folder)
     opened.check_complete()
     if not opened.manifest.texts:
-        raise DataError(
-            f"{folder} was embedded without texts, so there is nothing to rank: embed with --texts."
-        )
+        raise DataError(f"{folder} was embedded without texts, so nothing can be ranked: embed with --texts.")
     split = None if split is None else canonical_split(split)
     groups = [tuple(group) for group in blocks(opened.shards, rows)]
     call = run or (lambda function, jobs, label: _here(function, jobs, label, show_progress))

@@ -139,9 +139,7 @@ def paired_difference(
     """
     for other in (*first[1:], *second):
         if other.images != first[0].images or other.folds != first[0].folds:
-            raise SettingsError(
-                "these results are not of the same queries in the same order: evaluate both alike."
-            )
+            raise SettingsError("these results are of other queries or another order: evaluate both alike.")
     values = [[per_query(one) for one in side] for side in (first, second)]
     folds = np.asarray(first[0].folds)
     numbers = [np.flatnonzero(folds == fold) for fold in np.unique(folds)]

@@ -100,9 +100,7 @@ def agreement(files: Sequence[tuple[ArrayLike, ArrayLike]]) -> dict[str, float]:
 def _check(similarities: ArrayLike, gold: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     a, b = np.asarray(similarities, dtype=np.float64), np.asarray(gold, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise DataError(
-            f"{a.shape} similarities and {b.shape} gold scores cannot be correlated: give one each."
-        )
+        raise DataError(f"{a.shape} similarities do not go with {b.shape} gold scores: give one each.")
     if not np.isfinite(b).all():
         raise DataError("a gold score is not a finite number: check the file of gold scores.")
     return np.nan_to_num(a, nan=0.0), b  # the cosine of a zero vector
@@ -115,9 +113,7 @@ def neighbour_agreement(vectors: ArrayLike, gold: ArrayLike) -> float:
     """
     ours, theirs = (_cosines(np.asarray(rows, dtype=np.float64)) for rows in (vectors, gold))
     if len(ours) != len(theirs) or len(ours) < FEWEST:
-        raise DataError(
-            f"{len(ours)} vectors and {len(theirs)} of the gold space: give at least {FEWEST} of each."
-        )
+        raise DataError(f"{len(ours)} vectors and {len(theirs)} of the gold space: give {FEWEST} of each.")
     others = ~np.eye(len(ours), dtype=np.bool_)
     found = [spearman(a[keep], b[keep]) for a, b, keep in zip(ours, theirs, others, strict=True)]
     return 100 * float(np.mean(found))

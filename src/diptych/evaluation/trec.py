@@ -73,9 +73,7 @@ def read_runs(
         _check_depth(Path(path), known if queries == "images" else known.T, captions, queries)
         both = known & ~np.isnan(matrix)
         if not np.allclose(matrix[both], found[both], rtol=ROUNDING, atol=ROUNDING):
-            raise DataError(
-                f"{image_to_text} and {path} give a pair two scores: write both from the same scores."
-            )
+            raise DataError(f"{image_to_text} and {path} give a pair two scores: use the same for both.")
         matrix[known] = found[known]
     if None in paths.values() and np.isnan(matrix).any():
         raise DataError(
@@ -125,9 +123,7 @@ def _names(captions: Captions) -> dict[str, list[str]]:
     for side, ids in names.items():
         spaced = next((id for id in ids if not id or id.split() != [id]), None)
         if spaced is not None:
-            raise DataError(
-                f"the id '{spaced}' of the {side} holds a space, which TREC files cannot: rename it."
-            )
+            raise DataError(f"the id '{spaced}' of the {side} has a space, TREC files have none: rename it.")
     return names
 
 
@@ -151,9 +147,7 @@ def _pairs(
             )
         for side, id in ((query, words[0]), (item, words[2])):
             if id not in rows[side]:
-                raise DataError(
-                    f"{where}: there is no '{id}' among the {side} of {captions.name}: give its own ids."
-                )
+                raise DataError(f"{where}: {captions.name} has no '{id}' among its {side}: give its own ids.")
         pair = rows[query][words[0]], rows[item][words[2]]
         yield *(pair if queries == "images" else pair[::-1]), score, where
 
@@ -165,6 +159,4 @@ def _check_depth(path: Path, known: NDArray[np.bool_], captions: Captions, queri
     short = rows[lengths[rows] < needed]
     if len(short):
         query = _names(captions)[queries][short[0]]
-        raise DataError(
-            f"{path} lists {lengths[short[0]]} items for '{query}': list at least {needed} for each query."
-        )
+        raise DataError(f"{path} lists {lengths[short[0]]} items for '{query}': list {needed} for each.")

@@ -167,9 +167,7 @@ class FourDirections:
         sentences = [path for path in self.folders if is_senteval(path)]
         classes = [path for path in self.folders if is_class_list(path)]
         if len(sentences) > 1:
-            raise SettingsError(
-                "four directions need one image-text data set and at most one SentEval folder."
-            )
+            raise SettingsError("four directions need image-text data and at most one SentEval folder.")
         found: list[Evaluator] = [
             Retrieval(Rules(bootstrap=self.bootstrap)),
             UniModal(),

@@ -255,7 +255,5 @@ def is_text(items: Any) -> bool:
             raise DataError("texts and images are encoded apart: call encode for each.")
     file = next((name for name in strings if is_image(name) and Path(name).is_file()), None)
     if file is not None:
-        raise DataError(
-            f"'{file}' is a text and the name of a picture: give Path('{file}'), or call encode_text."
-        )
+        raise DataError(f"'{file}' also names a picture: give Path('{file}'), or call encode_text.")
     return bool(strings)

@@ -34,15 +34,11 @@ def load_folder(folder: Path, kind: type[M]) -> M:
             f"{folder / 'config.json'} is damaged ({error}): copy the model again."
         ) from error
     if found != FORMAT:
-        raise CheckpointError(
-            f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
-        )
+        raise CheckpointError(f"{folder} has format {found}, this version reads {FORMAT}: update diptych.")
     try:
         model = rebuild(tree, folder)
     except RecursionError:
-        raise CheckpointError(
-            f"{folder / 'config.json'} is nested too deeply: copy the model again."
-        ) from None
+        raise CheckpointError(f"{folder / 'config.json'} nests too deeply: copy the model again.") from None
     if not isinstance(model, kind):
         raise CheckpointError(f"{folder} does not describe a retriever: give the folder of a trained run.")
     try:

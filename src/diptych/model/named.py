@@ -186,9 +186,7 @@ def gpo(settings: Any, dim: int) -> Aggregator:
     outputs = dim if getattr(settings, "gpo_per_dimension", False) else 1
     if getattr(settings, "gpo_data_dependent", False):
         if sequence != "bigru":
-            raise SettingsError(
-                "--gpo_data_dependent works only with --gpo_sequence bigru: leave one of them out."
-            )
+            raise SettingsError("--gpo_data_dependent works only with --gpo_sequence bigru: leave one out.")
         return aggregators.GPO(aggregators.SortedRowBiGRU(dim, outputs=outputs))
     generators = {
         "bigru": aggregators.CosSinBiGRU,

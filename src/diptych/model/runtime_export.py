@@ -377,6 +377,4 @@ def _compare_whole(model: Retriever, runtime: RuntimeModel, probes: Probes) -> N
     ):
         worst = float(np.abs(found - wanted.numpy()).max())
         if not worst <= CLOSE:
-            raise SettingsError(
-                _refusal(f"its vectors differ from torch's by {worst:.1e}, more than {CLOSE}")
-            )
+            raise SettingsError(_refusal(f"its vectors differ from torch by {worst:.1e}, more than {CLOSE}"))

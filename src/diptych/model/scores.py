@@ -82,9 +82,7 @@ class EmbeddingScores:
                 "together: encode both with one model, as (N, D) and (M, D)."
             )
         if image.device != text.device:
-            raise DataError(
-                f"image vectors are on {image.device}, text vectors on {text.device}: move them together."
-            )
+            raise DataError(f"image vectors on {image.device}, texts on {text.device}: move them together.")
         self.shape, self.device = (len(image), len(text)), image.device
         self.image, self.text = (_precise(side.detach()) for side in (image, text))
         if self.image.dtype != self.text.dtype:
@@ -158,9 +156,7 @@ class MeanScores:
             raise DataError("an ensemble needs at least one member.")
         shapes = sorted({part.shape for part in parts})
         if len(shapes) > 1:
-            raise DataError(
-                f"the members of an ensemble score {shapes[0]} and {shapes[1]} pairs: use the same data."
-            )
+            raise DataError(f"an ensemble scores {shapes[0]} and {shapes[1]} pairs: use the same data.")
         self.parts, self.shape, self.device = list(parts), parts[0].shape, parts[0].device
         self.kind = " + ".join(dict.fromkeys(part.kind for part in parts))
 

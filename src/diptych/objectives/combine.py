@@ -53,9 +53,7 @@ class On(Combined):
         self.first, self.second = (f"{first}.image", f"{first}.text") if second is None else (first, second)
         for name in (self.first, self.second):
             if name.rpartition(".")[2] not in ("image", "text"):
-                raise SettingsError(
-                    f"On reads rows called '{name}': give image, text, or VIEW.image and VIEW.text."
-                )
+                raise SettingsError(f"On reads rows '{name}': give image, text, or VIEW.image and VIEW.text.")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -159,9 +159,7 @@ class CoupledQueue(nn.Module):
     def feed(self) -> CoupledQueue:
         """Claimed by the one objective that fills and saves the queue."""
         if self.fed:
-            raise SettingsError(
-                "two objectives feed the same queue: give the second one as a bank, or its own queue."
-            )
+            raise SettingsError("two objectives feed one queue: give the second a bank, or its own queue.")
         self.fed = True
         return self
 

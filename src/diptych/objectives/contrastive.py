@@ -187,7 +187,5 @@ class ITM(Objective):
 
 def _matches(embeddings: Embeddings) -> Matches:
     if embeddings.matches is None:
-        raise SettingsError(
-            "ITC and ITM read what a fusion encoder compared: give the retriever a Fusion scorer."
-        )
+        raise SettingsError("ITC and ITM read what a fusion encoder compared: give the model a Fusion.")
     return embeddings.matches

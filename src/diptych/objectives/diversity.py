@@ -125,9 +125,7 @@ class MomentumContrast(Objective):
 def twin_of(embeddings: Embeddings) -> Embeddings:
     """The twin's view, or the sentence that says it is missing."""
     if "twin" not in embeddings.views:
-        raise SettingsError(
-            "a momentum queue needs a twin's view of the batch: give the run a Twin of its retriever."
-        )
+        raise SettingsError("a momentum queue needs a twin's view of the batch: give the run a Twin.")
     return embeddings.views["twin"]
 
 

@@ -237,9 +237,7 @@ def labels_of(batch: Batch, p: Tensor) -> Tensor:
         )
     y = batch.targets[TARGET]
     if y.shape != p.shape:
-        raise DataError(
-            f"labels {tuple(y.shape)} for predictions {tuple(p.shape)}: use one label vocabulary."
-        )
+        raise DataError(f"labels {tuple(y.shape)} for predictions {tuple(p.shape)}: use one vocabulary.")
     return y.to(p.dtype)
 
 
@@ -282,9 +280,7 @@ class CentralSimilarity(Objective):
         signs = checked_centres(centres, "centres")
         tied = checked_centres(np.asarray(ties)[None], "ties")[0]
         if len(tied) != signs.shape[1]:
-            raise SettingsError(
-                f"ties has {len(tied)} bits and the centres {signs.shape[1]}: they must agree."
-            )
+            raise SettingsError(f"ties has {len(tied)} bits, the centres {signs.shape[1]}: they must agree.")
         self.quantisation = at_least(quantisation, "quantisation", 0)
         self.register_buffer("centres", torch.from_numpy(signs.astype(np.float32)))
         self.register_buffer("ties", torch.from_numpy(tied.astype(np.float32)))

@@ -242,9 +242,7 @@ def _special_words(words: TextInput) -> tuple[int, list[int]]:
     assert isinstance(words, WordPieceInput)
     mask = words.tokenizer.mask_token_id
     if mask is None:
-        raise SettingsError(
-            "this text encoder's tokenizer has no mask token: use bigru, or --context_weight 0."
-        )
+        raise SettingsError("this tokenizer has no mask token: use bigru, or --context_weight 0.")
     return int(mask), [int(number) for number in words.tokenizer.all_special_ids]
 
 
@@ -265,9 +263,7 @@ def _check(settings: Settings, captions: Captions) -> Settings:
             "--image_pool and --text_pool are for --space feature: label predictions are means over the tokens."
         )
     if settings.text_encoder == "gru":
-        raise SettingsError(
-            "--text_encoder gru gives one state per text: use bigru, which gives one per word."
-        )
+        raise SettingsError("--text_encoder gru gives one state per text: use bigru, with one per word.")
     if settings.masks and settings.image_encoder == "regions":
         raise SettingsError(
             "--image_encoder regions mixes the regions of a batch (BatchNorm), so masked ones would leak: use grid."

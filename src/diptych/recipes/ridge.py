@@ -104,15 +104,11 @@ def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encode
     first, name = captions.images[0], settings.image_encoder
     if isinstance(first, np.ndarray):
         if name not in STORED:
-            raise SettingsError(
-                f"--image_encoder {name} reads pictures, {captions.name} holds features: use grid."
-            )
+            raise SettingsError(f"--image_encoder {name} reads pictures, {captions.name} has none: use grid.")
         width = int(first.shape[-1])
         return PrecomputedGrid(width, dim, drop=0.0), RegionInput(width)
     if name == "grid":
-        raise SettingsError(
-            f"--image_encoder grid reads stored features, {captions.name} holds pictures: use lite0."
-        )
+        raise SettingsError(f"--image_encoder grid reads features, {captions.name} has pictures: use lite0.")
     name = "lite0" if name == "auto" else name
     if settings.names and (name, settings.text_encoder) == ("lite0", "minilm"):
         encoder = with_names(Lite0(size=settings.image_size))

@@ -103,9 +103,7 @@ def local_sides(
 ) -> tuple[Encoder, Encoder, ImageInput, TextInput]:
     """Both encoders and what they read, where the elements of both sides are compared with each other."""
     if settings.text_encoder == "gru":
-        raise SettingsError(
-            "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
-        )
+        raise SettingsError("--text_encoder gru gives one vector, and a pair scorer reads words: use bigru.")
     # one linear layer on stored regions, as published, which is what 'grid' does
     image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
     text, text_input = named.text_side(settings, captions, drop=0.0, word_dropout=word_dropout)
@@ -142,9 +140,7 @@ def join_towers(
 def check_fixed(name: str, pooling: Aggregator, why: str) -> None:
     """Refuse a pooling with weights where no loss reads what it pools."""
     if any(True for _ in pooling.parameters()):
-        raise SettingsError(
-            f"the pooling '{name}' has weights, and this recipe {why}: use mean, max, kmax or first."
-        )
+        raise SettingsError(f"pooling '{name}' has weights, this recipe {why}: use mean, max, kmax or first.")
 
 
 def _transformer(settings: HostSettings, dim: int) -> TokenTransformer:

@@ -46,9 +46,7 @@ def read_page(file: Path) -> tuple[bytes, str]:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"cannot read {file} ({error.strerror}): give the audit.html of diptych audit."
-        ) from error
+        raise DataError(f"cannot read {file} ({error.strerror}): give the page of diptych audit.") from error
     policy = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     for tag in ("script", "style"):
         (inline,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE.read_text("utf-8"), re.DOTALL)

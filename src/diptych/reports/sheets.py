@@ -39,9 +39,7 @@ class Attended:
 def check_png(output: Path) -> None:
     """Refuse a name that is no PNG's, before any work is done."""
     if output.suffix.lower() != ".png":
-        raise SettingsError(
-            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
-        )
+        raise SettingsError(f"{output} cannot be written: the picture is a PNG, end its name in .png.")
 
 
 def write_png(sheet: Image.Image, output: Path) -> None:

@@ -119,9 +119,7 @@ def _searches(model: DemoModel, captions: Captions, place: Path) -> list[QueryCa
     try:
         index_collection(served, captions, place, model_name=name, show_progress=True)
     except IndexFault as fault:
-        raise IndexFault(
-            f"{fault} For a new demonstration, delete {place.parent}: 'make clean' does."
-        ) from fault
+        raise IndexFault(f"{fault} For a new demo, delete {place.parent}: 'make clean' does.") from fault
     rows = {str(id): row for row, id in enumerate(captions.image_ids)}
     cards = []
     with open_index(place) as opened:

@@ -64,9 +64,7 @@ class SourceShard:
             column = _column(rows[0] if rows else {}, VECTORS, self.vectors, "vectors")
             found = np.asarray([row.pop(column) for row in rows], np.float32)
         if found.ndim != 2:
-            raise DataError(
-                f"{self.vectors} holds an array of shape {found.shape}: vectors are (rows, numbers)."
-            )
+            raise DataError(f"{self.vectors} has the shape {found.shape}: vectors are (rows, numbers).")
         if len(rows) != len(found):
             raise DataError(
                 f"{self.vectors} has {len(found)} vectors and {self.table} {len(rows)} rows: give one for each vector."
@@ -102,9 +100,7 @@ def import_embeddings(
         for row, vector in zip(rows, vectors, strict=True):
             item = _item(row, folder, shard, hashed=False)
             if item.id in seen:
-                raise DataError(
-                    f"{shard.table or shard.vectors} names {item.id} twice: an item has one vector."
-                )
+                raise DataError(f"{shard.table or shard.vectors} has two vectors of {item.id}: keep one.")
             seen.add(item.id)
             if check and len(readable) < CHECKED and item.path and (folder / item.path).is_file():
                 readable.append((folder / item.path, np.array(vector, np.float32)))
@@ -254,9 +250,7 @@ def _item(
     column = _column(row, PATHS, shard.table or shard.vectors, "paths")
     written = str(row[column] or "")
     if not written:
-        raise DataError(
-            f"{shard.table or shard.vectors} has a row without {column}: every vector needs a name."
-        )
+        raise DataError(f"{shard.table or shard.vectors} has a row without {column}: name every vector.")
     path = Path(written).expanduser()
     absolute = path if path.is_absolute() else folder / path
     inside = absolute.resolve().is_relative_to(folder) and "://" not in written

@@ -77,9 +77,7 @@ def _vectors(folders: Sequence[Path], request: EvaluationRequest) -> Report:
     from diptych.vectors.on_ray import connected
 
     if len(folders) > 1:
-        raise SettingsError(
-            "a folder of vectors is evaluated alone: give one folder, or runs for an ensemble."
-        )
+        raise SettingsError("a folder of vectors is evaluated alone: give one, or runs for an ensemble.")
     for name in NOT_OF_VECTORS:
         if getattr(request, name):
             raise SettingsError(f"--{name} needs a model, {folders[0]} holds vectors: leave it out.")

@@ -72,17 +72,13 @@ class Claim:
         """``81.7``, or ``rsum=480.3``."""
         metric, _, number = text.rpartition("=")
         if not re.fullmatch(r"\d+(\.\d+)?", number):
-            raise SettingsError(
-                f"--claimed {text} is not a number: give 81.7, or image_to_text_recall@1=81.7."
-            )
+            raise SettingsError(f"--claimed {text} is no number: give 81.7, or image_to_text_recall@1=81.7.")
         return Claim(number, metric)
 
     def among(self, reading: Reading) -> list[str]:
         """The metrics of a reading that are printed like that."""
         if self.metric and self.metric not in reading.metrics:
-            raise SettingsError(
-                f"--claimed names the metric {self.metric}: use one of {', '.join(reading.metrics)}."
-            )
+            raise SettingsError(f"--claimed names {self.metric}: use one of {', '.join(reading.metrics)}.")
         names = [self.metric] if self.metric else [*RECALLS, "rsum", "mean_recall"]
         half = 0.5 * 0.1 ** len(self.text.partition(".")[2]) + 1e-9
         return [name for name in names if abs(reading.metrics[name] - float(self.text)) <= half]
@@ -368,9 +364,7 @@ def _copies(scores: Scores, owner: Rows) -> Rows | None:
 def _write(folder: Path, subject: Subject, captions: Captions) -> None:
     """The scores as runs of both directions, with qrels."""
     if subject.scores.shape != (len(captions.images), len(captions.texts)):
-        raise SettingsError(
-            "--trec needs the scores of every image and text: give them all, or leave --trec out."
-        )
+        raise SettingsError("--trec needs the scores of every image and text: give all, or leave --trec out.")
     folder.mkdir(parents=True, exist_ok=True)
     sides: dict[str, Queries] = {DIRECTIONS[0]: "images", DIRECTIONS[1]: "texts"}
     for way, side in sides.items():

@@ -104,9 +104,7 @@ def measures_of(runs: Sequence[Path], request: EvaluationRequest) -> tuple[list[
             f"--depth is for the protocol hashing, not {' and '.join(request.protocols)}: leave it out."
         )
     if request.ray is not None:
-        raise SettingsError(
-            "--ray evaluates a folder of vectors: run diptych embed first, and give its folder."
-        )
+        raise SettingsError("--ray evaluates a folder of vectors: give that of diptych embed.")
     named = {name: PROTOCOLS.find(name) for name in request.protocols}
     plain = [name for name in request.protocols if isinstance(named[name], EvaluationProtocol)]
     found = _retrieval(runs, plain, request) if plain else []
@@ -165,9 +163,7 @@ def _evaluators(protocol: str, runs: Sequence[Path], request: EvaluationRequest)
             "--equal_texts and --hubness."
         )
     if len(runs) != 1:
-        raise SettingsError(
-            f"the protocol {protocol} takes one model, not {len(runs)}: evaluate them one by one."
-        )
+        raise SettingsError(f"the protocol {protocol} takes one model, not {len(runs)}: give one at a time.")
     found: Any = PROTOCOLS.find(protocol)
     takes = inspect.signature(found).parameters if isinstance(found, type) else {}
     if request.ties != "index" and "ties" not in takes:
@@ -179,9 +175,7 @@ def _evaluators(protocol: str, runs: Sequence[Path], request: EvaluationRequest)
             lacks = f"does not read {request.data[0]}" if request.data else "needs --data"
             raise SettingsError(f"the protocol {protocol} {lacks}: give {found.wants}.")
         if "folder" in takes and len(folders) != 1:
-            raise SettingsError(
-                f"the protocol {protocol} takes one --data of its own, not {len(folders)}: give one."
-            )
+            raise SettingsError(f"the protocol {protocol} takes one --data, not {len(folders)}: give one.")
         settings = read_run(runs[0])["settings"] if (runs[0] / "run.json").is_file() else {}
         made = call(
             found, f"the protocol {protocol}", folders=folders, folder=folders[0] if folders else "",

@@ -89,9 +89,7 @@ class Demand:
         for name, entry in self.__dataclass_fields__.items():
             value, least = getattr(self, name), entry.metadata["least"]
             if not (math.isfinite(value) and value >= least):
-                raise SettingsError(
-                    f"--{name} {value:g} is not an amount: give a number of {least:g} or more."
-                )
+                raise SettingsError(f"--{name} {value:g} is no amount: give {least:g} or more.")
 
 
 Found = Iterator[tuple[str, float, str, str]]

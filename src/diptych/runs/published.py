@@ -166,9 +166,7 @@ def _as_here(state: State) -> dict[str, Tensor]:
 def _bigru(state: State, rnn: str, source: Source, vocabulary: str | Path | None) -> tuple[BiGRU, WordInput]:
     """A BiGRU of the shape of this state, and its input: the words that it was trained with."""
     if vocabulary is None:
-        raise SettingsError(
-            f"{source} has a BiGRU: give the vocabulary it was trained with, --vocabulary FILE."
-        )
+        raise SettingsError(f"{source} has a BiGRU: give the vocabulary of its training, --vocabulary FILE.")
     words = read_vocabulary(vocabulary)
     size, word_dim = source.size(state, "text.embed.weight")
     if words[-1] == MASK and len(words) == size + 1:  # appended by the reader

@@ -27,9 +27,7 @@ def places_of(runs: Sequence[Path], data: Sequence[str]) -> Sequence[str]:
     if is_dual_encoder(runs[0]):
         raise SettingsError(f"{runs[0]} was not trained here: give --data, the data set to evaluate it on.")
     if not runs[0].exists():
-        raise CheckpointError(
-            f"{runs[0]} does not exist: give the folder of a trained run{hub_hint(runs[0])}."
-        )
+        raise CheckpointError(f"{runs[0]} does not exist: give the folder of a run{hub_hint(runs[0])}.")
     if not (runs[0] / "run.json").exists():
         raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
     return [str(read_run(runs[0])["data"])]

@@ -65,9 +65,7 @@ def data_by_name(given: Sequence[str]) -> dict[str, str]:
         name, path = (named[1], named[2]) if named else (BARE, one)
         if name in found:
             what = f"named {name}" if name else "without a name"
-            raise SettingsError(
-                f"two --data are {what} ({found[name]}, {path}): give each a name of its own."
-            )
+            raise SettingsError(f"two --data are {what} ({found[name]}, {path}): give each its own name.")
         found[name] = path
     return found
 
@@ -117,9 +115,7 @@ def check_cells(
     kinds = [RECIPES[row.recipe].settings for row in rows if row.recipe]
     for name in (*wanted.changes, *wanted.vary):
         if not any(name in setting_names(kind) for kind in kinds):
-            raise SettingsError(
-                f"no row of the table {table.name} has the setting {name}: leave out --{name}."
-            )
+            raise SettingsError(f"no row of table {table.name} has the setting {name}: leave out --{name}.")
     if not cells and not all(row.published_only for row in rows):
         needs = " or ".join(f"--data {name}=PATH" for name in table.data if name not in data)
         raise SettingsError(f"the table {table.name} has nothing to measure: give {needs}.")

@@ -359,9 +359,7 @@ def training_splits(captions: Captions) -> tuple[Captions, Captions]:
     order = np.random.default_rng(0).permutation(len(training.images))
     held = max(1, int(len(order) * HELD_OUT))
     if held >= len(order):
-        raise DataError(
-            f"{captions.name} has {len(order)} training images: too few to hold some out for validation."
-        )
+        raise DataError(f"{captions.name} has {len(order)} training images: too few to hold out some.")
     rest, out = sorted(order[held:].tolist()), sorted(order[:held].tolist())
     validation = training.subset(out)
     return training.subset(rest), replace(validation, splits=["val"] * len(out))

@@ -39,9 +39,7 @@ def read_vectors(
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(
-            f"the teacher file {path} does not exist: check the path, or name a teacher to extract with."
-        )
+        raise DataError(f"the teacher file {path} does not exist: check the path, or name a teacher.")
     if not _is_pickle(path):
         return _matrix(ArrayStore(path, mapped=True), path, len(ids), project)
     contents = hashlib.sha256("\0".join(ids).encode()).hexdigest()
@@ -103,9 +101,7 @@ def _rows(path: Path, ids: Sequence[str]) -> list[LazyArray]:
     """The stored vectors of ``ids``, checked to be there and of one length."""
     found = open_pickle(path, MOST_STEPS)
     if not isinstance(found, dict):
-        raise DataError(
-            f"{path} holds a {type(found).__name__}, not teacher vectors {{image id: array (1, D)}}."
-        )
+        raise DataError(f"{path} holds a {type(found).__name__}, not vectors {{image id: array (1, D)}}.")
     by_id = {_name(key): value for key, value in found.items()}
     missing = [name for name in ids if name not in by_id]
     if missing:
@@ -117,9 +113,7 @@ def _rows(path: Path, ids: Sequence[str]) -> list[LazyArray]:
     rows = [by_id[name] for name in ids]
     for name, row in zip(ids, rows, strict=True):
         if not _width(row) or row.dtype.kind != "f" or _width(row) != _width(rows[0]):
-            raise DataError(
-                f"{path}: the entry of '{name}' is not a vector of the same length as the others."
-            )
+            raise DataError(f"{path}: the entry of '{name}' is no vector of the same length as the others.")
     return rows
 
 
@@ -132,9 +126,7 @@ def _width(row: Any) -> int:
 def _vector(path: Path, name: str, row: LazyArray) -> NDArray[np.float32]:
     vector: NDArray[np.float32] = row.load().reshape(-1).astype(np.float32)
     if not np.isfinite(vector).all():
-        raise DataError(
-            f"{path}: the teacher vector of '{name}' holds numbers that are not finite: extract it again."
-        )
+        raise DataError(f"{path}: the vector of '{name}' has numbers that are not finite: extract it again.")
     return vector
 
 

@@ -132,9 +132,7 @@ class StoredTeacher:
     def check(self, store: ImageStore) -> None:
         """Refuse pictures."""
         if holds_pictures(store):
-            raise DataError(
-                "the data holds pictures, no stored features: name an image teacher, such as lite0."
-            )
+            raise DataError("the data holds pictures, not features: name an image teacher, such as lite0.")
 
     def __call__(self, items: Sequence[Any]) -> NDArray[np.float32]:
         """Vectors (n, dim) of the features (R, dim) or (dim,) of some images."""

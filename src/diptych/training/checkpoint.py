@@ -88,9 +88,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     """The content of ``run.json``."""
     path = folder / "run.json"
     if not path.is_file():
-        raise CheckpointError(
-            f"{folder} is not a run folder (no run.json): give the --output_dir of a training run."
-        )
+        raise CheckpointError(f"{folder} is no run (no run.json): give the --output_dir of a training.")
     try:
         content = parse_json(MODEL.read(path))
     except (ValueError, OSError) as error:
@@ -127,9 +125,7 @@ def noise_of(folder: Path) -> Noise | None:
     try:
         return Noise.read(found)
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / 'run.json'} is damaged (noise: {error}): copy the run again."
-        ) from error
+        raise CheckpointError(f"{folder / 'run.json'} is damaged ({error}): copy the run again.") from error
 
 
 def deciding_metric(folder: Path) -> str | None:
@@ -165,9 +161,7 @@ def check_resumable(folder: Path, card: RunCard) -> None:
     changed = {k: v for k, v in differences(before, card.settings).items() if k not in free}
     if changed:
         name, (old, new) = next(iter(changed.items()))
-        raise CheckpointError(
-            f"{folder} was started with --{name} {old}, not {new}: resume it with the same settings."
-        )
+        raise CheckpointError(f"{folder} began with --{name} {old}, not {new}: keep the settings of a run.")
 
 
 def gather_random(processes: int) -> list[dict[str, Tensor]]:
@@ -243,9 +237,7 @@ def load_rest(
 def _check_state(folder: Path) -> None:
     MODEL.check_below(folder / "last", entry=True)
     if not has_state(folder):
-        raise CheckpointError(
-            f"{folder} has no saved state yet (no last/ folder): start it without resuming."
-        )
+        raise CheckpointError(f"{folder} has no saved state yet (no last/): start it without resuming.")
 
 
 @contextmanager

@@ -141,9 +141,7 @@ class PairLoader:
     def _check(self) -> None:
         name, images, texts = self.captions.name, len(self.captions.images), len(self.captions.texts)
         if len(self.text_store) != texts:
-            raise DataError(
-                f"{name}: {texts} texts but {len(self.text_store)} were prepared: prepare the same."
-            )
+            raise DataError(f"{name}: {texts} texts, {len(self.text_store)} prepared: prepare the same.")
         check_batch_size(self.captions, self.batch_size, self.world_size)
         if self.seed < 0 or self.workers < 0:
             raise SettingsError(f"seed={self.seed} and workers={self.workers} must not be negative.")

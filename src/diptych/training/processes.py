@@ -135,9 +135,7 @@ def check_settings(settings: TrainingSettings, device: str, processes: int) -> N
     if settings.cuda_graphs and settings.micro_batch:
         raise SettingsError("--micro_batch cannot be combined with --cuda_graphs: leave one of them out.")
     if settings.cuda_graphs and settings.precision == "fp16":
-        raise SettingsError(
-            "--cuda_graphs cannot be combined with fp16, whose loss scale the host decides: use bf16."
-        )
+        raise SettingsError("--cuda_graphs excludes fp16, whose loss scale the host decides: use bf16.")
     if settings.precision == "fp16" and device == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
     if settings.shard_model and processes == 1:

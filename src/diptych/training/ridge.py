@@ -114,9 +114,7 @@ class NormalEquations:
     def solve(self) -> Solutions:
         """The solutions for every λ and μ."""
         if self.images < 2:
-            raise DataError(
-                "ridge regression needs at least two images with texts: add some, or use a model as it is."
-            )
+            raise DataError("ridge regression needs two or more images with texts: add some.")
         x, v = self.x / self.images, self.v / self.images
         spread, directions = np.linalg.eigh(self.xx - self.images * np.outer(x, x))
         text_spread, text_directions = np.linalg.eigh(self.vv - self.images * np.outer(v, v))
@@ -219,9 +217,7 @@ def choose(
     v = np.concatenate([v for _, v, _ in pairs]) - solutions.v
     image_of = np.concatenate([of + count for (_, _, of), count in zip(pairs, counts, strict=False)])
     if not len(v):
-        raise SettingsError(
-            "the validation split has no texts to choose λ with: give --shrinkage and --flooring."
-        )
+        raise SettingsError("no validation text to choose λ with: give --shrinkage and --flooring.")
     named = None if names is None else names(x) - solutions.named
     rotated = (x - solutions.x) @ solutions.directions  # (n, C)
 
@@ -279,9 +275,7 @@ class Ridge:
                 shrinkage=self.shrinkage, flooring=self.flooring,
             )  # fmt: skip
         elif self.shrinkage is None or self.flooring is None:
-            raise SettingsError(
-                "without a validation split nothing chooses λ and μ: give --shrinkage and --flooring."
-            )
+            raise SettingsError("no validation split chooses λ and μ: give --shrinkage and --flooring.")
         else:
             choice = Choice(self.shrinkage, self.flooring)
         metric = solutions.metric(choice.flooring)
@@ -323,9 +317,7 @@ def _set(linear: Tensor | nn.Module, weight: Array, bias: Array) -> None:
 def _pooled(inputs: Tensor | Features) -> Array:
     """The mean of each set (n, L, C) → (n, C)."""
     if not isinstance(inputs, Features) or inputs.is_ids:
-        raise DataError(
-            "ridge regression reads frozen features, not pictures or words: freeze both encoders."
-        )
+        raise DataError("ridge regression reads features, not pictures or words: freeze both encoders.")
     mean: Array = masked_mean(inputs.values.float(), inputs.mask).double().numpy()
     return mean
 

@@ -84,9 +84,7 @@ def refuse(method: Method) -> None:
             "--shard_model cannot be combined with steps that move only some parameters in turn: leave it out."
         )
     if method.solver is not None:
-        raise SettingsError(
-            "--shard_model cannot be combined with a model that is solved, not trained: leave it out."
-        )
+        raise SettingsError("--shard_model cannot divide a model that is solved: leave it out.")
 
 
 def share_like(value: Tensor, parameter: Tensor) -> Tensor:
