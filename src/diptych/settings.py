@@ -84,35 +84,26 @@ class TrainingSettings:
     )
     decay_epoch: int = setting(15, "epoch from which a step schedule applies decay_factor", low=0)
     decay_every: int = setting(10, "epochs between two decays of the schedule 'every'", low=1)
-    decay_factor: float = setting(
-        0.1, "factor on the learning rate at a decay (schedules step and every)", low=0
-    )
+    decay_factor: float = setting(0.1, "factor on the learning rate at a decay (step and every)", low=0)
     final_factor: float = setting(0.0, "factor at the end of a cosine or linear schedule", low=0, high=1)
     decay_after_warmup: bool = setting(
-        False,
-        "cosine and linear: rise from 0 to the full rate during the warm-up and fall from there, not from step 0",
+        False, "cosine and linear: rise to the full rate in the warm-up, and fall from there, not from step 0"
     )
     schedule_per_epoch: bool = setting(False, "change the learning rate at the beginning of epochs only")
     warmup_share: float = setting(
-        0.0, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
+        0.0, "share of all steps in which the rate rises linearly from 0", low=0, high=1
     )
     warmup_epoch: int = setting(
-        -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
+        -1, "epoch in which the learning rate rises linearly from 0 (-1: never)", low=-1
     )
     clip_norm: float = setting(2.0, "largest global gradient norm (0: no clipping)", low=0)
-    patience: int = setting(
-        0, "stop after this many epochs without a better validation result (0: never)", low=0
-    )
-    save_steps: int = setting(
-        0, "save the state every N steps as well (0: only at the end of an epoch)", low=0
-    )
+    patience: int = setting(0, "stop after N epochs without a better validation result (0: never)", low=0)
+    save_steps: int = setting(0, "save the state every N steps too (0: only at the end of an epoch)", low=0)
     log_steps: int = setting(20, "steps between two lines of the log", low=1)
     precision: Literal["no", "bf16", "fp16"] = setting("no", "mixed precision of the forward pass")
     compile: bool = setting(False, "compile the encoders with torch.compile")
     micro_batch: int = setting(
-        0,
-        "encode a process's share of a batch in pieces of N pairs, by gradient caching (0: whole)",
-        low=0,
+        0, "encode a process's share of a batch in pieces of N, by gradient caching (0: whole)", low=0
     )
     shard_model: bool = setting(
         False, "divide parameters, gradients and optimiser state over the processes (FSDP2, with torchrun)"
@@ -121,16 +112,14 @@ class TrainingSettings:
     workers: int = setting(0, "threads that prepare batches (0: the training thread itself)", low=0)
     tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     ridge_baseline: bool = setting(
-        True, "measure ridge regression on the same frozen features too, and say which is better"
+        True, "measure ridge regression on the same features, and say which is better"
     )
-    on_collapse: Literal["warn", "stop"] = setting(
-        "warn", "what to do when the loss sits at its collapsed value"
-    )
+    on_collapse: Literal["warn", "stop"] = setting("warn", "what to do when the loss has collapsed")
     noise: str = setting(
         "", "mix up training pairs: RATIO:text or RATIO:image, or a file .npy of the image row of each text"
     )
     strict_images: bool = setting(
-        False, "stop at a picture that cannot be read (else it is left out, counted and listed)"
+        False, "stop at a picture that cannot be read (else it is left out and listed)"
     )
 
     def __post_init__(self) -> None:
@@ -161,18 +150,14 @@ class EncoderSettings(TrainingSettings):
     text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
     dim: int = setting(1024, "joint dimension", low=1)
     unit_input: bool = setting(False, "give stored CNN vectors unit length first, as VSE++ did in 2018")
-    train_backbone: bool = setting(
-        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
-    )
-    backbone_multiplier: float = setting(
-        0.1, "learning-rate factor of the image backbone (BUTD, WSL: 0.01)", low=0
-    )
+    train_backbone: bool = setting(False, "train the CNN or ViT from epoch 1 (else its features are cached)")
+    backbone_multiplier: float = setting(0.1, "learning-rate factor of the backbone (BUTD, WSL: 0.01)", low=0)
     image_size: int = setting(224, "pixels of the square image the backbone reads (VSE∞: 512)", low=32)
     train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
     text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
     word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
     word_vectors: str = setting(
-        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
+        "", "start words from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
     )
     vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
     min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
@@ -187,17 +172,12 @@ class TeacherSettings(TrainingSettings):
     image_teacher_space: Literal["pooled", "tokens"] = setting(
         "pooled", "the teacher's vector: the mean of its cells, or all cells end to end (the paper)"
     )
-    teacher_projection: int = setting(
-        0, "project teacher vectors to this many dimensions (2048; 0: none)", low=0
-    )
+    teacher_projection: int = setting(0, "project teacher vectors to N dimensions (2048; 0: none)", low=0)
     teacher_image_size: int = setting(
-        0,
-        "pixels of the square picture that the image teacher reads (0: the size that the model reads)",
-        low=0,
+        0, "pixels of the square picture that the image teacher reads (0: as the model)", low=0
     )
     teacher_mode: Literal["cached", "live", "live_image", "live_text"] = setting(
-        "cached",
-        "teacher vectors computed once and kept on disk, or in every step: all, or those of one side",
+        "cached", "teacher vectors computed once and kept, or in every step: all, or those of one side"
     )
 
 
@@ -215,19 +195,13 @@ class HostSettings(TeacherSettings):
     image_pool: str = setting("gpo", "visual aggregator", names=POOLINGS)
     text_pool: str = setting("gpo", "textual aggregator", names=POOLINGS)
     pool_k: int = setting(2, "k of the kmax aggregator", low=1)
-    gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting(
-        "bigru", "sequence model of GPO (VSE∞, Table 3)"
-    )
+    gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting("bigru", "GPO's generator (VSE∞, Table 3)")
     gpo_per_dimension: bool = setting(False, "coefficients per dimension (VSE∞, Table 7)")
-    gpo_data_dependent: bool = setting(
-        False, "feed the features into the coefficient generator as well (VSE∞, Table 8)"
-    )
+    gpo_data_dependent: bool = setting(False, "feed the features into the generator too (VSE∞, Table 8)")
     depth: int = setting(0, "layers of the transformer on top of both sides (COOKIE; 0: none)", low=0)
     share_weights: bool = setting(True, "one transformer for both sides (off: one each)")
     heads: int = setting(8, "attention heads of the transformer", low=1)
-    feedforward: int = setting(
-        0, "width of the transformer's feed-forward layer (0: four times its own width)", low=0
-    )
+    feedforward: int = setting(0, "width of its feed-forward layers (0: four times its own width)", low=0)
     dropout: float = setting(0.1, "dropout of the transformer", low=0, high=0.95)
 
 

@@ -39,19 +39,17 @@ class Settings(HostSettings):
     """CUSA's CLIP B/32: AdamW 1e-5 → 1e-6 by a cosine, 40 epochs (COCO: 30), batch 128, no clipping."""
 
     model: str = setting(
-        "hf:openai/clip-vit-base-patch32",
-        "dual encoder to start from: hf:ID, open_clip:ARCHITECTURE/WEIGHTS, or a folder of either",
+        "hf:openai/clip-vit-base-patch32", "dual encoder: hf:ID, open_clip:ARCHITECTURE/WEIGHTS, or a folder"
     )
     tune: Literal["full", "heads", "lora"] = setting(
         "full", "what is trained: everything, the heads on frozen encoders, or heads and low-rank adapters"
     )
     lora_rank: int = setting(8, "rank of the adapters of --tune lora", low=1)
     cross_head: bool = setting(
-        False,
-        "put LayerNorm and a linear layer on each side, as CUSA does (in the place of the pooling 'first')",
+        False, "LayerNorm and a linear layer on each side, as in CUSA (in place of the pooling 'first')"
     )
     temperature: float = setting(
-        0.05, "temperature τ InfoNCE starts from and learns (0: the model's own)", low=0, high=CLAMP[1]
+        0.05, "temperature τ InfoNCE starts from (0: the model's)", low=0, high=CLAMP[1]
     )
     hard_reduction: Literal["per_entry", "per_row"] = setting(
         "per_entry", "InfoNCE as the mean over all B × B entries (as published) or over rows"
@@ -63,9 +61,7 @@ class Settings(HostSettings):
         low=2,
     )
     loss_parts: int = setting(
-        1,
-        "equal parts of a batch that have a loss of their own, whose mean is taken (CUSA: 4, one per GPU)",
-        low=1,
+        1, "equal parts of a batch with a loss each, whose mean is taken (CUSA: 4, one per GPU)", low=1
     )
     clean_captions: bool = setting(True, "lower-case texts and drop their punctuation, as CUSA does")
 

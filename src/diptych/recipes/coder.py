@@ -36,9 +36,7 @@ SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # shares of nouns, a
 class Settings(vse_infinity.Settings, ConceptSettings):
     """CODER in the paper's numbers; rates as decided: 5e-4 with a GRU, else 2e-4 and the text transformer 2e-5."""
 
-    learning_rate: float = setting(
-        0.0, "base learning rate (0: 5e-4 with a GRU, 2e-4 with a text transformer)", low=0
-    )
+    learning_rate: float = setting(0.0, "base learning rate (0: 5e-4 with a GRU, else 2e-4)", low=0)
     weight_decay: float = setting(0.0, "weight decay (0: plain Adam, as in the paper)", low=0)
     loss: Literal["dcl", "triplet"] = setting("dcl", "instance loss (Table 2, row 1: triplet)")
     temperature: float = setting(0.1, "μ of Eq. 4 and 5", low=1e-4)
@@ -47,9 +45,7 @@ class Settings(vse_infinity.Settings, ConceptSettings):
     epsilon: float = setting(0.1, "ε of the diversity (Eq. 3)", low=0)
     diversity_gradient: bool = setting(False, "let the gradient flow through the diversity too, as printed")
     pos_scale: Literal["one", "mu"] = setting("one", "factor of the positive term: 1, or μ as printed")
-    positive: Positive = setting(
-        "clamp", "log(1 + S) of the positive: clamped, of relu(S), or raw as printed"
-    )
+    positive: Positive = setting("clamp", "log(1 + S) of the positive: clamped, of relu(S), raw as printed")
     bank: Literal["none", "diversity", "contrast"] = setting(
         "contrast", "what the queues serve: nothing, only the diversity, or M-DCL too (Table 3)"
     )
@@ -61,8 +57,7 @@ class Settings(vse_infinity.Settings, ConceptSettings):
     )
     concept: bool = setting(True, "the concept branch (Table 2, row 4)")
     concept_shares: Literal["cvse", "printed"] = setting(
-        "cvse",
-        "7:2:1 of nouns, adjectives, verbs as in CVSE's lists, or of nouns, verbs, adjectives as printed",
+        "cvse", "7:2:1 of nouns, adjectives, verbs as in CVSE, or of nouns, verbs, adjectives as printed"
     )
     concept_weight: float = setting(0.1, "1 − β: share of the concept view in the score", low=0, high=1)
     concept_attention: float = setting(10.0, "λ of Eq. 2, from CVSE", low=0)
@@ -70,15 +65,13 @@ class Settings(vse_infinity.Settings, ConceptSettings):
     share_text_pool: bool = setting(False, "the textual concept query is the text vector itself")
     concept_loss_weight: float = setting(1.0, "weight of the concept view's loss (2: as printed)", low=0)
     instance_weight: float = setting(3.0, "λ of Eq. 8", low=0)
-    prototypes: bool = setting(
-        True, "prototype-guided classification (Table 2, row 5); needs the concept branch"
-    )
+    prototypes: bool = setting(True, "prototype-guided classification (Table 2, row 5), of the concept view")
     clusters: int = setting(10_000, "prototypes K (F30K 10,000, COCO 20,000; Table 4)", low=2)
     prototype_epoch: int = setting(
         3, "epochs without prototypes; after them, pairs are clustered again after every epoch", low=1
     )
     prototype_scale: float = setting(
-        1.0, "s of (1/s) · CE(s · P v, z), the prototypes' loss (1: as printed)", low=1e-3
+        1.0, "s of the prototypes' (1/s) · CE(s · P v, z) (printed: 1)", low=1e-3
     )
 
     def __post_init__(self) -> None:

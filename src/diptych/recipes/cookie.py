@@ -40,17 +40,12 @@ class Towers(TowerSettings):
     ON_TOP = True
 
     text_encoder: str = setting(
-        "bigru",
-        "text encoder (published, as we infer: BERT; the default needs no download)",
-        names=TEXT_ENCODERS,
+        "bigru", "text encoder (published, as we infer: BERT, a download)", names=TEXT_ENCODERS
     )
     train_backbone: bool = setting(
-        False,
-        "train the CNN or ViT too, as published, as we infer (off: its features are cached, which one GPU can afford)",
+        False, "train the CNN or ViT too, as published, we infer (off: its features are cached)"
     )
-    clip_norm: float = setting(
-        2.0, "largest global gradient norm (0: none; the supplement does not say, 2 is VSE∞'s)", low=0
-    )
+    clip_norm: float = setting(2.0, "largest global gradient norm (0: none; not printed, 2 is VSE∞'s)", low=0)
 
 
 @dataclass(frozen=True)
@@ -59,30 +54,20 @@ class Settings(Towers):
     """Pre-training: AdamW 5e-5 with 10 % warm-up and cosine decay, batch 1,024, 20 epochs, τ 0.07, equal weights."""
 
     decay_after_warmup: bool = setting(
-        True,
-        "rise from 0 to the full rate during the warm-up and fall from there (off: fall from step 0, peak 0.976)",
-        before=False,
+        True, "rise to the full rate in the warm-up, then fall (off: fall from step 0)", before=False
     )
     temperature: float = setting(0.07, "temperature τ of the three objectives", low=1e-3)
     cross_weight: float = setting(1.0, "weight of L_cross, images against texts (0: without)", low=0)
-    visual_weight: float = setting(
-        1.0, "weight of L_vis, images against augmented images (0: without)", low=0
-    )
-    textual_weight: float = setting(1.0, "weight of L_txt, texts against augmented texts (0: without)", low=0)
+    visual_weight: float = setting(1.0, "weight of L_vis, images against augmented ones (0: without)", low=0)
+    textual_weight: float = setting(1.0, "weight of L_txt, texts against augmented ones (0: without)", low=0)
     same_image: Literal["ignored", "positive", "negative"] = setting(
         "ignored", "what other pairs of an image are in the objectives (negative: as printed)"
     )
-    word_rate: float = setting(
-        0.2, "share of the words that are masked, replaced or deleted", low=0.01, high=0.95
-    )
-    cell_drop: float = setting(
-        0.2, "share of the cells left out in the second look at stored features", low=0.01, high=0.95
-    )
+    word_rate: float = setting(0.2, "share of words masked, replaced or deleted", low=0.01, high=0.95)
+    cell_drop: float = setting(0.2, "share of cells left out of the second look", low=0.01, high=0.95)
     sts: str = setting("", STS_HELP)
     augmented_copies: int = setting(
-        4,
-        "augmented copies of each picture that a frozen backbone reads once (0: leave out cells instead)",
-        low=0,
+        4, "augmented copies of a picture that a frozen backbone reads once (0: leave out cells)", low=0
     )
 
 

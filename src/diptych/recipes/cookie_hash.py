@@ -43,29 +43,24 @@ class Settings(cookie.Towers):
 
     learning_rate: float = setting(1e-4, "learning rate of the hash head", low=0)
     weight_decay: float = setting(
-        1e-4,
-        "AdamW weight decay (CSQ: Adam without, --weight_decay 0; 1e-4 is COOKIE's of its other tasks)",
-        low=0,
+        1e-4, "AdamW weight decay (CSQ: --weight_decay 0; 1e-4 is COOKIE's of its other tasks)", low=0
     )
     clip_norm: float = setting(
-        2.0,
-        "largest global gradient norm (CSQ: no clipping, --clip_norm 0; 2 is that of COOKIE's recipes here)",
-        low=0,
+        2.0, "largest global gradient norm (CSQ: --clip_norm 0; 2 is that of COOKIE's recipes here)", low=0
     )
     bits: int = setting(64, "length of the codes: 16, 32 or 64 in the paper, a power of two", low=4)
     label_column: str = setting(COLUMN, "column of the data that holds the classes of an image")
     split_labels: bool = setting(
-        True, "take a text such as 'cat;dog' or 'cat|dog' as two classes (off: as one)", before=False
+        True, "take 'cat;dog' or 'cat|dog' as two classes (off: as one)", before=False
     )
     centres: str = setting(
-        "",
-        "file of hash centres, such as CSQ's, a row for each column of hashing lists (else made from --seed)",
+        "", "file of hash centres, such as CSQ's, a row for each column of the lists (else from --seed)"
     )
     quantisation: float = setting(0.05, "weight λ of the quantisation term", low=0)
     hash_dropout: float = setting(0.5, "dropout of the hash head", low=0, high=0.95)
     text_codes: bool = setting(False, "draw the codes of texts to the centres of their images too")
     tower_multiplier: float = setting(
-        0.05, "learning-rate factor of everything but the hash head (from scratch: 1)", low=0
+        0.05, "learning-rate factor of all but the hash head (from scratch: 1)", low=0
     )
 
 

@@ -31,9 +31,7 @@ class Settings(cookie.Towers, HingeSettings):
     """
 
     augment: bool = setting(True, "crop and flip pictures, and perturb words, as VSE∞ does")
-    word_rate: float = setting(
-        0.2, "share of the words that are masked, replaced or deleted", low=0, high=0.95
-    )
+    word_rate: float = setting(0.2, "share of words that are masked, replaced or deleted", low=0, high=0.95)
 
 
 @dataclass(frozen=True)

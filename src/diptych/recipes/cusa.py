@@ -37,12 +37,8 @@ class SoftLabelSettings(TeacherSettings):
     """α, β, temperatures and teachers, in the words of the paper where it has them."""
 
     csa: float = setting(0.6, "weight α of the cross-modal soft labels (0: off)", low=0)
-    usa: float = setting(
-        0.75, "weight β of the uni-modal soft labels (0: off, without uni-modal heads)", low=0
-    )
-    soft_temperature: float = setting(
-        0.45, "temperature τ that CSA and USA start from and learn", low=0.1, high=0.99
-    )
+    usa: float = setting(0.75, "weight β of the uni-modal soft labels (0: off, without their heads)", low=0)
+    soft_temperature: float = setting(0.45, "temperature τ that CSA and USA start from", low=0.1, high=0.99)
     teacher_temperature: float = setting(1.0, "temperature of the teachers' softmax, fixed", low=1e-3)
     soft_mode: Literal["each", "add", "dot"] = setting(
         "each", "what CSA follows: the teacher of the query, the mean of both, or the root of their product"
@@ -117,7 +113,7 @@ class ReasoningSettings(sgraf.Settings, SoftLabelSettings):
     """CUSA on SGR: α 0.6, β 0.75; the hinge as a mean over queries, AdamW, 2e-4 to 1e-5 on a cosine, 40 epochs."""
 
     clip_norm: float = setting(
-        2.0, "largest global gradient norm (0: none; CUSA does not say, 2 is its host SGRAF's)", low=0
+        2.0, "largest global gradient norm (0: none; not printed, 2 is SGRAF's)", low=0
     )
 
 
@@ -170,16 +166,11 @@ class FusionSettings(fusion.Settings, SoftLabelSettings):
     """CUSA on X2-VLM: α = 0.30, β = 0.75, a quarter of the host's learning rate and batch, 20 epochs."""
 
     csa: float = setting(
-        0.30,
-        "weight α of the soft match targets, α · max(0, teacher's cosine): our reading (0: off)",
-        low=0,
-        high=1,
+        0.30, "weight α of soft targets, α · max(0, teacher's cosine): our reading (0: off)", low=0, high=1
     )
     uni_dim: int = setting(256, "width of the uni-modal heads", low=1)
     batch_size: int = setting(
-        8,
-        "pairs per step, over all processes together (CUSA: a quarter of its host's, on each of 8 GPUs; 8 fits one)",
-        low=2,
+        8, "pairs per step of all processes (CUSA: a quarter of its host's on each of 8 GPUs)", low=2
     )
 
 

@@ -32,15 +32,9 @@ class Settings(sgraf.AttendedSettings, ConceptSettings):
     """CVSE on Flickr30K: Adam 2e-4 (no decay), batch 128, clip 2, 1024-d, 300 concepts, weights 3, 5, 1 and 2."""
 
     epochs: int = setting(50, "passes over the training texts (COCO: 30)", low=1)
-    decay_epoch: int = setting(
-        25, "epoch from which the learning rate is multiplied by decay_factor (COCO: 15)", low=0
-    )
-    label_share: float = setting(
-        0.35, "share of a text's own concepts in its weights (COCO: 0.4)", low=0, high=1
-    )
-    instance_share: float = setting(
-        0.85, "α, share of the instance vector in the fused one (COCO: 0.9)", low=0, high=1
-    )
+    decay_epoch: int = setting(25, "epoch from which decay_factor scales the learning rate (COCO: 15)", low=0)
+    label_share: float = setting(0.35, "share of a text's own concepts (COCO: 0.4)", low=0, high=1)
+    instance_share: float = setting(0.85, "α, share of the instance vector (COCO: 0.9)", low=0, high=1)
     fused_share: float = setting(0.95, "share of the fused vectors in the score", low=0, high=1)
     fused_weight: float = setting(3.0, "weight of the hinge on fused vectors", low=0)
     instance_weight: float = setting(5.0, "weight of the hinge on instance vectors", low=0)

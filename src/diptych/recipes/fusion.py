@@ -45,9 +45,7 @@ class Settings(HostSettings):
     image_encoder: str = setting(
         "hf:microsoft/beit-base-patch16-224", "vision transformer with a class token: hf:ID or a model folder"
     )
-    text_encoder: str = setting(
-        "hf:google-bert/bert-base-uncased", "text transformer: minilm, hf:ID or a folder"
-    )
+    text_encoder: str = setting("hf:google-bert/bert-base-uncased", "text encoder: minilm, hf:ID or a folder")
     image_size: int = setting(384, "pixels of the square image the encoder reads", low=16)
     text_length: int = setting(40, "most tokens of a text", low=3)
     dim: int = setting(256, "width of the contrastive projections", low=1)
@@ -69,13 +67,11 @@ class Settings(HostSettings):
         before="window",
     )
     batch_size: int = setting(
-        32,
-        "pairs per step, over all processes together (X-VLM's 20 are those of each of 8 GPUs: 160; 32 fits one GPU)",
-        low=2,
+        32, "pairs per step of all processes (X-VLM: 20 on each of 8 GPUs; 32 fits one GPU)", low=2
     )
     decay_after_warmup: bool = setting(
         True,
-        "rise from 0 to the full rate during the warm-up and fall from there, as X-VLM does (off: fall from step 0)",
+        "rise to the full rate in the warm-up, then fall, as X-VLM (off: fall from step 0)",
         before=False,
     )
     adam_beta2: float = setting(

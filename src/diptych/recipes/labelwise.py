@@ -50,9 +50,7 @@ class Settings(EncoderSettings, TeacherSettings):
 
     weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam)", low=0)
     clip_norm: float = setting(
-        0.0,
-        "largest global gradient norm (0: none, as in the supplement; the code clips the text encoder at 2)",
-        low=0,
+        0.0, "largest global gradient norm (0: none, as printed; the code clips the text encoder at 2)", low=0
     )
     baseline: Baseline = setting(
         "ours", "the paper's model, or one it is compared with: consistency loss added, two networks, DSCMR"
@@ -66,9 +64,7 @@ class Settings(EncoderSettings, TeacherSettings):
     label_loss: Literal["logistic", "bce"] = setting(
         "logistic", "label loss: log(1 + exp(−yᵀp)), or binary cross-entropy (independent: always bce)"
     )
-    context_weight: float = setting(
-        0.1, "λ, the weight of masked prediction (COCO: 0.01; 0: nothing is masked)", low=0
-    )
+    context_weight: float = setting(0.1, "λ, weight of masked prediction (COCO: 0.01; 0: no mask)", low=0)
     mask_rate: float = setting(0.15, "probability that a word or region is masked", low=0, high=0.95)
     region_clusters: int = setting(
         100, "classes of masked regions, by k-means, where the data have no detector's classes", low=2
@@ -92,16 +88,11 @@ class Settings(EncoderSettings, TeacherSettings):
         before=False,
     )
     blocks_from: str = setting(
-        "",
-        "start the blocks from the first layers of a BERT, folder or hub id (BERT-base: --dim 768 --feedforward 3072)",
+        "", "start the blocks from a BERT's first layers (BERT-base: --dim 768 --feedforward 3072)"
     )
-    max_tokens: int = setting(
-        150, "words or pieces of a text that are read, <start> and <end> included", low=3
-    )
+    max_tokens: int = setting(150, "words or pieces of a text that are read, with <start> and <end>", low=3)
     ndcg_depth: int = setting(500, "the k of NDCG@k", low=1)
-    merge_texts: bool = setting(
-        False, "rank and ask each distinct text once (tag sets of MIRFlickr25K, NUS-WIDE)"
-    )
+    merge_texts: bool = setting(False, "rank and ask each text once (tag sets of MIRFlickr25K, NUS-WIDE)")
     image_encoder: str = setting(
         "auto", "image encoder (auto: grid, a linear layer, for stored features)", names=IMAGE_ENCODERS
     )

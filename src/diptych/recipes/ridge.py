@@ -41,22 +41,14 @@ class Settings(HostSettings):
     INHERITED = ()
 
     image_encoder: str = setting(
-        "auto",
-        "frozen image features (grid: stored ones; auto: grid where the data has them, lite0 for pictures)",
-        names=BACKBONES,
+        "auto", "frozen image features (auto: grid for stored ones, lite0 for pictures)", names=BACKBONES
     )
     text_encoder: str = setting("minilm", f"frozen text encoder: {TRANSFORMERS}")
     image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
-    names: bool = setting(
-        True, "add the names of what EfficientNet-Lite0 sees, where lite0 and minilm are the encoders"
-    )
-    shrinkage: float = setting(
-        0.0, "λ in units of the mean spread of a feature (0: chosen on the validation split)", low=0
-    )
+    names: bool = setting(True, "add the names of what Lite0 sees, where lite0 and minilm are the encoders")
+    shrinkage: float = setting(0.0, "λ in units of a feature's mean spread (0: chosen on validation)", low=0)
     flooring: float = setting(
-        0.0,
-        "μ, which evens out the spread of the texts, in units of its mean (0: chosen on the validation split)",
-        low=0,
+        0.0, "μ, which evens out the spread of texts, in units of its mean (0: chosen on validation)", low=0
     )
     temperature: float = setting(0.05, "temperature InfoNCE starts from and learns", low=0.01, high=1)
     epochs: int = setting(0, "passes over the training texts after the solve, with InfoNCE", low=0)

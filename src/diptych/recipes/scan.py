@@ -33,17 +33,12 @@ class Settings(LocalSettings):
     )
     sharpness: float = setting(0.0, "λ₁, factor before the softmax (0: 9 for text, 4 for image)", low=0)
     pooling: Literal["auto", "mean", "lse"] = setting(
-        "auto",
-        "how a pair's relevances become its score (auto: mean for text, lse for image, as in the ensemble)",
+        "auto", "how a pair's relevances become its score (auto: mean for text, lse for image)"
     )
-    lse_sharpness: float = setting(
-        0.0, "λ₂ of lse (0: 6 for text, 5 for image; COCO's image direction: 20)", low=0
-    )
+    lse_sharpness: float = setting(0.0, "λ₂ of lse (0: 6 for text, 5 for image; COCO's image: 20)", low=0)
     epochs: int = setting(30, "passes over the training texts (COCO: 20)", low=1)
     learning_rate: float = setting(2e-4, "base learning rate (COCO: 5e-4)", low=0)
-    decay_epoch: int = setting(
-        15, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
-    )
+    decay_epoch: int = setting(15, "epoch from which decay_factor scales the learning rate (COCO: 10)", low=0)
 
 
 def build(settings: Settings, captions: Captions) -> Method:

@@ -47,9 +47,7 @@ class Settings(AttendedSettings):
     """SGRAF in the published numbers: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d, 256-d similarity."""
 
     epochs: int = setting(40, "passes over the training texts (Flickr30K; COCO: 20)", low=1)
-    decay_epoch: int = setting(
-        30, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
-    )
+    decay_epoch: int = setting(30, "epoch from which decay_factor scales the learning rate (COCO: 10)", low=0)
     similarity_dim: int = setting(256, "width of a similarity vector", low=1)
     sharpness: float = setting(9.0, "factor λ on the affinities before their softmax over regions", low=0)
     steps: int = setting(3, "steps of reasoning (SGR)", low=1)

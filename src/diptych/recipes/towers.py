@@ -58,12 +58,8 @@ class HingeSettings(TrainingSettings):
     all_negatives_epochs: int = setting(
         0, "first epochs that sum over all negatives (0: as most papers; small data may need some)", low=0
     )
-    hinge_reduction: Literal["sum", "mean"] = setting(
-        "sum", "sum of the hinges over the batch, or their mean"
-    )
-    mask_same_image: bool = setting(
-        False, "texts of one image are not each other's negatives (off: as published)"
-    )
+    hinge_reduction: Literal["sum", "mean"] = setting("sum", "sum of the hinges of a batch, or their mean")
+    mask_same_image: bool = setting(False, "texts of one image are no negatives of it (off: as published)")
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,7 @@ class ConceptSettings(TrainingSettings):
     concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
     concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
     concept_vectors: str = setting(
-        "",
-        "word vectors of the concepts: 'glove' (50-d) or a file of GloVe or word2vec (else CVSE's own, or 'glove')",
+        "", "vectors of concepts: 'glove' (50-d), or a file of GloVe or word2vec (else CVSE's, or 'glove')"
     )
 
 

@@ -31,9 +31,7 @@ class Settings(TowerSettings, HingeSettings):
         "both", "sides whose elements are dropped at random while training (Table 2)"
     )
     drop: float = setting(0.2, "share of elements that Size Augmentation drops", low=0, high=0.95)
-    info_nce_temperature: float = setting(
-        0.07, "temperature InfoNCE starts from and learns", low=1e-3, high=1
-    )
+    info_nce_temperature: float = setting(0.07, "temperature that InfoNCE starts from", low=1e-3, high=1)
 
 
 @dataclass(frozen=True)
