@@ -309,7 +309,7 @@ def test_names_follow_the_equation() -> None:
         assert not torch.allclose(found.values[row, 1].double(), 2 * wanted[1], atol=1e-3)
     trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
     assert trained == {"linear.weight", "linear.bias"}
-    with pytest.raises(SettingsError, match="class_temperature=0"):
+    with pytest.raises(SettingsError, match="class_temperature is 0"):
         NamedGrid(Cells(), 8, 16, class_temperature=0)
 
 

@@ -256,7 +256,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: load_dual("lite0+minilm", lora=4),
          "lite0+minilm has no adapters for LoRA: use a CLIP model, as in hf:ID."),
         (lambda _: TokenTransformer(8, depth=-1),
-         "depth=-1 is not a count of layers: give 0 (none), 1 or more."),
+         "depth is -1: give 0 or more."),
         (lambda _: TokenTransformer(8, heads=3),
          "dim=8 does not divide over 3 heads: choose a multiple of them."),
         (lambda _: load_judgements("mine"),

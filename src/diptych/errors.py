@@ -125,6 +125,13 @@ def at_least(value: T, what: str, least: Any) -> T:
     return value
 
 
+def between(value: float, what: str, low: float = 0, high: float = 1) -> float:
+    """An argument, unless it lies outside an interval, whose ends belong to it."""
+    if not low <= value <= high:
+        raise SettingsError(f"{what} is {value}: give a number from {low:g} to {high:g}.")
+    return value
+
+
 def positive(value: T, what: str) -> T:
     """An argument, unless it is 0 or negative."""
     if not value > 0:  # type: ignore[operator]

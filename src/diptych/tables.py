@@ -67,11 +67,9 @@ class TableRow:
 
     @property
     def published_only(self) -> bool:
-        """Whether nothing measures it."""
         return not (self.recipe or self.mean_of or self.module)
 
     def measured_in(self, group: TableGroup) -> bool:
-        """Whether the group's columns are measured for it."""
         return not self.published_only and (not self.only or group.name in self.only)
 
     def trains_on(self, group: TableGroup) -> str:
@@ -107,7 +105,6 @@ class PaperTable:
 
     @property
     def recipes(self) -> list[str]:
-        """The names of the recipes of its rows."""
         return list(dict.fromkeys(row.recipe for row in self.rows if row.recipe))
 
     @property
@@ -125,7 +122,6 @@ class PaperTable:
         return [name for name in (row.trains_on(group), *group.data) if name]
 
     def row(self, name: str) -> TableRow:
-        """The row of this name."""
         known = {row.name: row for row in self.rows}
         if name not in known:
             raise SettingsError(f"the table has no row '{name}': its rows are {'; '.join(known)}.")

@@ -55,7 +55,6 @@ class TensorGroup:
         return replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """The same on another device."""
         return self.map(lambda t: t.to(device, non_blocking=non_blocking))
 
     def tensors(self) -> list[Tensor]:

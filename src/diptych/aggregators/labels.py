@@ -53,7 +53,6 @@ class CommonLayer(nn.Module):
         self.linear = nn.Linear(input_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """W x + b."""
         y: Tensor = self.linear(x)
         return y
 

@@ -101,7 +101,6 @@ class Fit:
 
     @property
     def images(self) -> int:
-        """How many images there are."""
         return len(self.fold_of)
 
     @property

@@ -38,7 +38,6 @@ class Branch(nn.Module):
         return self.dim
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """The image side of the branch."""
         raise NotImplementedError
 
     def text(self, vector: Tensor, features: Features) -> Tensor:

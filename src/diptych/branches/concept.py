@@ -128,7 +128,7 @@ class ConceptBranch(Branch, ops.TensorCache):
         dim: int = 1024,
         *,
         vectors: WordVectors | None = None,
-        word_dim: int | None = None,
+        word_dim: int = 300,
         threshold: float = 0.3,
         norm: Norm = "sym",
         **settings: Any,
@@ -136,21 +136,15 @@ class ConceptBranch(Branch, ops.TensorCache):
         """A branch over ``concepts``, their graph, and their word vectors.
 
         ``vectors`` (from ``word_vectors(concepts.words, …)``) go before those of the concepts. A word without
-        a vector gets a random one with the spread of the others, and so do all where there are none (d =
-        ``word_dim`` or 300). ``word_dim`` given beside vectors must be their width.
+        a vector gets a random one with the spread of the others, and so do all where there are none, of ``word_dim``
+        numbers.
         """
         g = len(concepts.words)
         if vectors is None and concepts.vectors is not None:
             vectors = WordVectors(concepts.vectors, np.ones(g, dtype=np.bool_))
         if vectors is not None and (vectors.matrix.ndim != 2 or len(vectors.matrix) != g):
             raise SettingsError(f"{g} concepts need {g} word vectors, not an array {vectors.matrix.shape}.")
-        if vectors is not None and word_dim is not None and vectors.matrix.shape[1] != word_dim:
-            found = vectors.matrix.shape[1]
-            raise SettingsError(
-                f"the word vectors have {found} numbers each, not {word_dim}: "
-                f"give a GloVe file of width {word_dim}, or set the width to {found}."
-            )
-        width = word_dim or 300 if vectors is None else vectors.matrix.shape[1]
+        width = word_dim if vectors is None else vectors.matrix.shape[1]
         branch = cls(concepts.words, dim, width, **settings)
         with torch.no_grad():
             branch.adjacency.copy_(torch.from_numpy(concept_graph(concepts, threshold=threshold, norm=norm)))
@@ -177,13 +171,11 @@ class ConceptBranch(Branch, ops.TensorCache):
         return self.cached([*self.layers.parameters(), self.vectors, self.adjacency], None, self._convolve)
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        """Write the words, in their order."""
         name = f"concepts-{_digest(self.words)}.json"
         MODEL.write(folder / name, json.dumps(self.words, ensure_ascii=False))
         return {"words": name}
 
     def content_arguments(self) -> dict[str, Any]:
-        """A digest in the place of the words."""
         return {"words": _digest(self.words)}
 
     def _convolve(self) -> Tensor:

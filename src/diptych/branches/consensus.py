@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diptych import ops
 from diptych.branches.concept import ConceptBranch
 from diptych.encoders.encoder import Around, Encoder
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, between
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features, Inputs
 
@@ -107,15 +107,10 @@ class ConsensusBranch(ConceptBranch):
         fused_share: float = 0.95,
     ) -> None:
         super().__init__(words, dim, word_dim, weight=0.0, attention=attention, hidden=max(1, dim // 2))
-        for name, share in (
-            ("label_share", label_share),
-            ("instance_share", instance_share),
-            ("fused_share", fused_share),
-        ):
-            if not 0 <= share <= 1:
-                raise SettingsError(f"{name} is {share}: give a number from 0 to 1.")
         self.weight, self.dim = 1.0, 2 * dim
-        self.label_share, self.instance_share, self.fused_share = label_share, instance_share, fused_share
+        self.label_share = between(label_share, "label_share")
+        self.instance_share = between(instance_share, "instance_share")
+        self.fused_share = between(fused_share, "fused_share")
         self.image_attention, self.text_attention = _Attention(dim), _Attention(dim)
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:

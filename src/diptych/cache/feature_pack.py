@@ -88,12 +88,10 @@ class FeaturePack:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
         return 2 * math.prod(self.shape)
 
     @property
     def per_file(self) -> int:
-        """Rows in one file."""
         return max(1, FILE_BYTES // max(1, self.row_bytes))
 
     def find(self, keys: Iterable[str]) -> NDArray[np.int64]:
@@ -127,7 +125,6 @@ class FeaturePack:
         self.refresh()
 
     def note_use(self, rows: NDArray[np.int64]) -> None:
-        """Note that these rows were asked for now."""
         now = time.time()
         for number in np.unique(rows[rows >= 0] // self.per_file).tolist():
             path = self._path(f"rows-{number:06d}.used")
@@ -175,7 +172,6 @@ class FeaturePack:
         self._enter(_sound_entries(data))
 
     def files(self) -> list[PackFile]:
-        """The files of rows."""
         counts = Counter(row // self.per_file for row in self._rows.values())
         listed = []
         for path in filter(lambda path: FILES.names.fullmatch(path.name), sorted(self.folder.glob("*.f16"))):

@@ -49,11 +49,9 @@ class Chunk:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to write."""
         return self.images >= CHUNK_IMAGES or sum(block.nbytes for block in self.cells) >= CHUNK_BYTES
 
     def values(self) -> NDArray[Any]:
-        """The cells in one array."""
         return np.concatenate(self.cells) if self.cells else np.zeros(0, dtype=np.float32)
 
 

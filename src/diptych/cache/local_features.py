@@ -69,7 +69,6 @@ class LocalFeatures:
             self._database.executemany("insert or replace into features values (?, ?, ?, ?, ?)", rows)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Forget images."""
         with self._lock, storing(self.path), self._database:
             rows = [(self.model, id) for id in ids]
             self._database.executemany("delete from features where model = ? and id = ?", rows)

@@ -82,7 +82,6 @@ class RowFile:
 
     @property
     def progress(self) -> RowProgress:
-        """What was written so far."""
         last: dict[str, Any] = self._chunks[-1] if self._chunks else {"done": 0, "rows": 0, "shape": ()}
         notes = {item: note for chunk in self._chunks for item, note in chunk["notes"].items()}
         return RowProgress(last["done"], last["rows"], tuple(last["shape"]), notes)
@@ -152,7 +151,6 @@ class RowFile:
         self.finished = True
 
     def discard(self) -> None:
-        """Forget what was written so far."""
         HIDDEN.remove(self.part)
         HIDDEN.remove(self.log)
 

@@ -21,7 +21,7 @@ from diptych.encoders.encoder import Backbone, check_stored, text_inputs
 from diptych.encoders.lite0 import Lite0, published_classifier
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import SettingsError
+from diptych.errors import positive
 from diptych.ops import masked_mean, unit
 from diptych.parts import part
 from diptych.types import Features, Inputs
@@ -55,9 +55,7 @@ class ClassWords(DualImageSide):
         trainable: bool = True,
     ) -> None:
         super().__init__()
-        if class_temperature <= 0:
-            raise SettingsError(f"class_temperature={class_temperature} must be above 0.")
-        self.dim, self.class_temperature = dim, class_temperature
+        self.dim, self.class_temperature = dim, positive(class_temperature, "class_temperature")
         self.backbone = backbone
         self.classifier = nn.Linear(backbone.channels, classes)
         self.words = nn.Parameter(torch.zeros(classes, dim))
@@ -150,15 +148,12 @@ class NamedGrid(Grid):
         self, backbone: Backbone, classes: int, dim: int, class_temperature: float = TEMPERATURE
     ) -> None:
         super().__init__(backbone, dim, drop=0.0)
-        if class_temperature <= 0:
-            raise SettingsError(f"class_temperature={class_temperature} must be above 0.")
-        self.class_temperature = class_temperature
+        self.class_temperature = positive(class_temperature, "class_temperature")
         self.classifier = nn.Linear(backbone.channels, classes).requires_grad_(False)
         self.words = nn.Linear(classes, dim).requires_grad_(False)
         self.register_buffer("share", torch.zeros(()))
 
     def forward(self, inputs: Inputs) -> Features:
-        """Features (B, 2, dim)."""
         cells = inputs if isinstance(inputs, Features) else Features.whole(self.backbone(inputs))
         mean = Features.whole(masked_mean(cells.values.float(), cells.mask)[:, None])  # (B, 1, C)
         learned = unit(super().forward(mean).values[:, 0].float())

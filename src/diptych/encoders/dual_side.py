@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.encoders.encoder import Backbone, Freezable, weights_fingerprint
-from diptych.errors import SettingsError, import_extra
+from diptych.errors import SettingsError, at_least, import_extra
 from diptych.types import Features
 
 TARGETS = ("q_proj", "v_proj")  # the attention's queries and values, as in the LoRA paper
@@ -21,10 +21,13 @@ NAME = "default"  # peft's name of the only adapter
 
 def add_lora(model: nn.Module, rank: int) -> None:
     """Freeze a transformer and give its queries and values adapters of ``rank``: W x → W x + SCALE · B A x, B = 0."""
-    if rank < 1:
-        raise SettingsError(f"lora={rank} is not a rank of an adapter: give 1 or more (8 is usual).")
     peft = import_extra("peft", "lora", "training with LoRA")
-    config = peft.LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=list(TARGETS), lora_dropout=0.0)
+    config = peft.LoraConfig(
+        r=at_least(rank, "lora, the rank of an adapter,", 1),
+        lora_alpha=SCALE * rank,
+        target_modules=list(TARGETS),
+        lora_dropout=0.0,
+    )
     try:
         peft.inject_adapter_in_model(config, model)
     except ValueError as error:
@@ -80,7 +83,6 @@ class DualSide(Freezable):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for what is trained."""
         super().train(mode and self.trainable)
         self.training = mode
         return self

@@ -153,7 +153,6 @@ def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixe
 
 
 def _open_model(source: str | Path | nn.Module, pretrained: bool) -> tuple[Any, dict[str, Any]]:
-    """The whole model and its configuration."""
     if isinstance(source, nn.Module):
         return source, source.diptych_config  # type: ignore[return-value]
     library, config = _open_clip(), _read_config(source)

@@ -19,7 +19,7 @@ from diptych import ops
 from diptych.encoders.bigru import valid_first
 from diptych.encoders.encoder import Around, Encoder, check_rate, drop_each, fit
 from diptych.encoders.pretrained import load_config, load_model, source_name
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, at_least
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
@@ -108,14 +108,13 @@ class SharedBlocks(nn.Module):
         authors: bool = False,
     ) -> None:
         super().__init__()
-        if depth < 1:
-            raise SettingsError(f"depth={depth} is not a count of blocks: give 1 or more (6 in the paper).")
         if dim % heads:
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
         self.dim, self.authors = dim, authors
         check_rate(dropout, "dropout")
         self.blocks = nn.ModuleList(
-            PreNormBlock(dim, heads, feedforward, dropout, authors) for _ in range(depth)
+            PreNormBlock(dim, heads, feedforward, dropout, authors)
+            for _ in range(at_least(depth, "depth", 1))
         )
         self.norm = norm_of(dim, authors)
 
@@ -294,13 +293,13 @@ class TokenTransformer(nn.Module):
         self, dim: int = 1024, depth: int = 1, heads: int = 8, feedforward: int = 4096, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        if depth < 0:
-            raise SettingsError(f"depth={depth} is not a count of layers: give 0 (none), 1 or more.")
         if dim % heads:
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
         self.dim, self.heads = dim, heads
         check_rate(dropout, "dropout")
-        self.layers = nn.ModuleList(Layer(dim, heads, feedforward, dropout) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            Layer(dim, heads, feedforward, dropout) for _ in range(at_least(depth, "depth", 0))
+        )
 
     def forward(self, features: Features) -> Features:
         if not len(self.layers):

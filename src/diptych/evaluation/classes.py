@@ -52,7 +52,6 @@ class ClassList:
 
     @property
     def every(self) -> list[Path]:
-        """Queries and gallery."""
         return [path for side in self.sides for path in side.paths]
 
 

@@ -51,11 +51,9 @@ class Comparison:
     detect: float | None = None  # a gain; the notes say what it takes to see it
 
     def render(self) -> str:
-        """The comparison as aligned plain text."""
         return "\n".join([*aligned_rows(self._table()), "", *self._notes()])
 
     def to_markdown(self) -> str:
-        """The comparison as a Markdown table."""
         return "\n".join([*markdown_rows(self._table()), "", *self._notes()])
 
     __str__ = render
@@ -201,7 +199,6 @@ class Ranking:
     notes: Sequence[str] = ()
 
     def render(self) -> str:
-        """Both tables as aligned plain text."""
         first = [["system", "seeds", self.metric, "group"]]
         first += [[name, str(seeds), f"{value:.1f}", letters] for name, seeds, value, letters in self.systems]
         second = [["better", "worse", "difference", "p (Holm)"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from diptych.codes import Codes, hamming, kth, pack, pack_bits
 from diptych.data.captions import Captions
 from diptych.data.labels import COLUMN, class_names, class_rows, class_sets
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, at_least, one_of
 from diptych.evaluation.cards import Facts, made_by, split_names
 from diptych.evaluation.labels import checked_labels
 from diptych.evaluation.prepared import Prepared
@@ -155,10 +155,8 @@ def _check(
     missing: str,
 ) -> tuple[list[NDArray[Any]], list[NDArray[np.bool_]]]:
     """Codes and labels of the queries and of the database that fit together."""
-    if missing not in get_args(Missing):
-        raise SettingsError(f"missing='{missing}' is unknown: choose {' or '.join(get_args(Missing))}.")
-    if top < 1:
-        raise SettingsError(f"top={top} ranks no item: give at least 1 ({TOP} is usual).")
+    one_of(missing, "missing", Missing)
+    at_least(top, "top", 1)
     values = [np.asarray(rows) for rows in (query, database)]
     if any(rows.ndim != 2 for rows in values) or values[0].shape[1] != values[1].shape[1]:
         raise DataError(
@@ -252,5 +250,4 @@ class HashRetrieval:
         )
 
     def check(self, model: Retriever, captions: Captions) -> None:
-        """Refuse data without classes."""
         class_sets(captions, self.column, self.split_labels)

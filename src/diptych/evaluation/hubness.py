@@ -82,7 +82,6 @@ def _shift(scores: Scores, dim: int, beta: float) -> Tensor:
 
 
 def _vectors(scores: Scores) -> list[EmbeddingScores]:
-    """The members of scores that are dot products."""
     parts = scores.parts if isinstance(scores, MeanScores) else [scores]
     found = [part for part in parts if isinstance(part, EmbeddingScores)]
     if len(found) < len(parts):

@@ -187,7 +187,6 @@ class Confusion:
 
     @property
     def count(self) -> int:
-        """Retrieved items with this confusion, both directions together."""
         return sum(self.counts.values())
 
 

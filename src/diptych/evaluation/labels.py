@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, at_least
 from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import DIRECTIONS
 from diptych.model.scores import LEAST, Scores, as_scores, checked_tile, full_precision, turned
@@ -66,8 +66,7 @@ def judge_labels(
     ``distinct_texts`` are the rows of the texts that images are ranked against and that are queries themselves
     (``first_occurrences`` merges equal tag sets); all texts otherwise.
     """
-    if depth < 1:
-        raise SettingsError(f"NDCG@{depth} looks at no item: give a depth of 1 or more.")
+    at_least(depth, "the depth of NDCG", 1)
     scores = as_scores(scores)
     images = checked_labels(image_labels, scores.shape[0], "image")
     texts = checked_labels(text_labels, scores.shape[1], "text")

@@ -60,7 +60,6 @@ class Timed:
         self.kind, self.shape, self.device = scores.kind, scores.shape, scores.device
 
     def tile(self, images: Where, texts: Where) -> Tensor:
-        """The tile, timed to its end."""
         start = time.perf_counter()
         part = self.scores.tile(images, texts)
         if self.device.type == "cuda":

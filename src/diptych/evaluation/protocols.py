@@ -62,7 +62,6 @@ class EvaluationProtocol:
         return [(fold, np.flatnonzero((image_of >= fold[0]) & (image_of <= fold[-1]))) for fold in rows]
 
     def part(self, scores: Scores, images: NDArray[np.int64], texts: NDArray[np.int64]) -> Scores:
-        """The scores of a fold."""
         whole = self.folds == 1
         return scores if whole else Fold(scores, torch.from_numpy(images), torch.from_numpy(texts))
 

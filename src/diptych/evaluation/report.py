@@ -49,7 +49,7 @@ class Outcomes:
 
     @staticmethod
     def read(content: Mapping[str, Any]) -> Outcomes:
-        """What ``written`` gave."""
+        """What ``to_json`` gave."""
         ranks = {way: [float(rank) for rank in text.split()] for way, text in content["ranks"].items()}
         images = {way: [int(row) for row in text.split()] for way, text in content["images"].items()}
         return Outcomes(ranks, images, [int(fold) for fold in content["folds"].split()])
@@ -119,7 +119,6 @@ class Group:
         return f"{self.metrics[name]:.{self.digits}f}" + (f" ({interval})" if interval else "")
 
     def cells(self) -> list[list[list[str]]]:
-        """Tables as rows of cells, the head first."""
         tables = self.tables or [Layout(["", self.name], [(name, [name]) for name in self.metrics])]
         return [
             [list(table.head), *([label, *(self.cell(name) for name in row)] for label, row in table.rows)]
@@ -138,7 +137,6 @@ class Group:
         return ", ".join(unit.format(self.speed[name]) for name, unit in units.items() if name in self.speed)
 
     def lines(self) -> list[str]:
-        """What stands under the tables."""
         warning = self.card.warning()
         return [
             *self.card.lines(),
@@ -308,6 +306,11 @@ def retrieval_tables(metrics: Mapping[str, float]) -> tuple[Layout, ...]:
         rows = [(direction_words(d), [f"{judged}_{d}_{kind}" for kind in kinds]) for d in DIRECTIONS]
         tables.append(Layout([judged, "mAP@R", "R-Precision", *(f"R@{k}" for k in KS)], rows))
     return tuple(tables)
+
+
+def table_text(table: Sequence[Sequence[str]], *below: str) -> str:
+    """A plain table with sentences below it."""
+    return "\n".join([*aligned_rows(table), *below])
 
 
 def markdown_rows(table: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -158,12 +158,10 @@ class FourDirections:
 
     @staticmethod
     def reads(path: str) -> bool:
-        """Whether a path is one of the folders."""
         return is_senteval(path) or is_class_list(path)
 
     @property
     def members(self) -> list[Evaluator]:
-        """The evaluators that this protocol is made of."""
         sentences = [path for path in self.folders if is_senteval(path)]
         classes = [path for path in self.folders if is_class_list(path)]
         if len(sentences) > 1:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych.encoders.encoder import check_rate, fit
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, between
 from diptych.interaction.similarity import PairScorer
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features, Matches
@@ -99,8 +99,6 @@ class Fusion(PairScorer):
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
         if layers < 1 or candidates < 1:
             raise SettingsError(f"layers={layers}, candidates={candidates}: give at least one of each.")
-        if not self.clamp[0] <= temperature <= self.clamp[1]:
-            raise SettingsError(f"temperature={temperature} lies outside {self.clamp}: choose one inside.")
         check_rate(dropout, "dropout")
         self.image_dim, self.dim, self.candidates = image_dim, dim, candidates
         self.layers = nn.ModuleList(
@@ -109,7 +107,7 @@ class Fusion(PairScorer):
         self.head = nn.Sequential(
             nn.Linear(dim, 2 * dim), nn.LayerNorm(2 * dim), nn.GELU(), nn.Linear(2 * dim, 2)
         )
-        self.temperature = nn.Parameter(torch.tensor(float(temperature)))
+        self.temperature = nn.Parameter(torch.tensor(between(float(temperature), "temperature", *self.clamp)))
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=STD)

@@ -63,7 +63,6 @@ class SCAN(TiledScorer):
         self.lse_sharpness = positive(lse_sharpness, "lse_sharpness")
 
     def locals_of(self, features: Features, dtype: torch.dtype) -> Locals:
-        """Unit rows, valid ones first."""
         valid = features.values.masked_fill(~features.mask[..., None], 0)
         rows = unit(valid.to(full_type(valid)))
         return Locals.of(Features(rows, features.mask), dtype, ahead=0)

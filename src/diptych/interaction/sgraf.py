@@ -79,7 +79,6 @@ class SGR(SimilarityScorer):
         self.score = xavier_linear(nodes, 1)
 
     def weights(self, dtype: torch.dtype) -> tuple[list[Step], Weights]:
-        """The steps, and the layer of the score."""
         steps = [step.weights(dtype) for step in self.steps if isinstance(step, Reasoning)]
         return steps, cast(self.score, dtype)
 
@@ -94,7 +93,6 @@ class SGR(SimilarityScorer):
     def read_fused(
         self, nodes: Tensor, mask: Tensor, weights: tuple[list[Step], Weights]
     ) -> tuple[Tensor, ...]:
-        """``read``, a kernel per step."""
         if mask.shape[1] > MOST_NODES:
             return self.read(nodes, mask, weights)
         (*steps, last), score = weights
@@ -171,7 +169,6 @@ class SAF(SimilarityScorer):
         self.score = xavier_linear(nodes, 1)
 
     def weights(self, dtype: torch.dtype) -> tuple[Weights, Weights]:
-        """The layers of the gate and of the score."""
         return cast(self.filter, dtype), cast(self.score, dtype)
 
     def read(self, nodes: Tensor, mask: Tensor, weights: tuple[Weights, Weights]) -> tuple[Tensor, ...]:
@@ -186,6 +183,5 @@ class SAF(SimilarityScorer):
         return torch.sigmoid(logit.to(full_type(logit))), mean, var
 
     def keep(self, statistics: tuple[Tensor, ...]) -> None:
-        """Fold the statistics of all texts into the running ones."""
         mean, var = statistics
         self.norm.fold(mean, var)

@@ -51,11 +51,9 @@ class Locals:
         return Locals(self.whole[rows], self.parts[rows], self.mask[rows], gram)
 
     def shortened(self, length: int) -> Locals:
-        """Without the positions from ``length`` on."""
         return Locals(self.whole, self.parts[:, :length].contiguous(), self.mask[:, :length])
 
     def with_gram(self) -> Locals:
-        """With the products of the parts."""
         return replace(self, gram=torch.bmm(self.parts, self.parts.transpose(1, 2)))
 
     @staticmethod

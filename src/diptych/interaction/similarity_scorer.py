@@ -198,11 +198,9 @@ class SimilarityScorer(TiledScorer):
         raise NotImplementedError
 
     def read_fused(self, nodes: Tensor, mask: Tensor, weights: Any) -> tuple[Tensor, ...]:
-        """``read`` without gradients on a GPU."""
         return self.read(nodes, mask, weights)
 
     def locals_of(self, features: Features, dtype: torch.dtype) -> Locals:
-        """The global vector and the elements behind it."""
         return Locals.of(features, dtype)
 
     def ready(self, images: Locals, dtype: torch.dtype) -> tuple[Locals, Any, int]:
@@ -212,7 +210,6 @@ class SimilarityScorer(TiledScorer):
         return images.with_gram(), (self.vectors.weights(dtype), self.weights(dtype), fused), rows
 
     def tile(self, images: Locals, texts: Locals, weights: Any) -> tuple[Tensor, ...]:
-        """The scores of a tile from its nodes."""
         mask = F.pad(texts.mask, (1, 0), value=True)  # (m, P)
         of_vectors, own, fused = weights
         if fused:
@@ -222,7 +219,6 @@ class SimilarityScorer(TiledScorer):
         return self.read(self.vectors(images, texts, of_vectors), mask, own)
 
     def matched(self, images: Locals, texts: Locals) -> Tensor:
-        """Scores (P,) of image p with text p, in float32."""
         nodes = self.vectors.matched(images, texts, self.vectors.weights(torch.float32))
         mask = F.pad(texts.mask, (1, 0), value=True)
         return self.read(nodes[None], mask, self.weights(torch.float32))[0][0]

@@ -51,7 +51,6 @@ class UnitRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        """Divide; the lengths are kept."""
         x = x.contiguous()
         width = x.shape[-1]
         unit, lengths = torch.empty_like(x), x.new_empty(x.shape[:-1])

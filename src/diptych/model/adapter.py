@@ -32,11 +32,9 @@ class TorchModel:
         self.pairs = None if scorer is None else TorchPairs(retriever, scorer)
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
-        """Rows (N, dim) for a list or store of images."""
         return self.retriever.encode_image(images, batch_size=batch_size).numpy()
 
     def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Rows:
-        """Rows (M, dim) for a list or store of texts."""
         return self.retriever.encode_text(texts, batch_size=batch_size).numpy()
 
     def cell_cache(self, folder: Path | None = None) -> CellCache | None:
@@ -57,11 +55,9 @@ class TorchPairs:
         self.retriever, self.scorer = retriever, scorer
 
     def image_features(self, images: Any) -> list[Local]:
-        """The local features of each image, (L, D) float16."""
         return [local.numpy() for local in self.retriever.encode_image_features(images).split()]
 
     def scores(self, images: Sequence[Local], texts: Sequence[str]) -> Rows:
-        """Scores (N, M) of images, given by their local features, against texts."""
         sets = [torch.from_numpy(np.array(local)) for local in images]
         ends = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
         words = self.retriever.encode_text_features(texts)

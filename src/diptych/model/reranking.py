@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diptych.devices import autocast
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, at_least
 from diptych.interaction.similarity import PairScorer
 from diptych.model.scores import Scores, Where, evaluating
 from diptych.progress import track
@@ -38,14 +38,13 @@ class RerankedScores:
         encode_seconds: tuple[float, float] | None = None,
         show_progress: bool = False,
     ) -> None:
-        if k < 1:
-            raise SettingsError(f"k={k} leaves nothing to re-rank: give 1 or more candidates.")
         if quick.shape != (len(images), len(texts)):
             raise SettingsError(
                 f"quick scores of {quick.shape} pairs do not fit {len(images)} images and {len(texts)} texts: "
                 "compute both for the same data."
             )
-        self.quick, self.scorer, self.images, self.texts, self.k = quick, scorer, images, texts, k
+        self.quick, self.scorer, self.images, self.texts = quick, scorer, images, texts
+        self.k = at_least(k, "k, the candidates of a query,", 1)
         self.device, self.precision, self.encode_seconds = device, precision, encode_seconds
         self.show_progress, self.shape = show_progress, quick.shape
         self.kind = f"{quick.kind}, best {k} by {scorer.kind}"

@@ -96,7 +96,6 @@ class EmbeddingScores:
                 )
 
     def tile(self, images: Where, texts: Where) -> Tensor:
-        """``image[images] @ text[texts].T``."""
         rows, columns = self.image[images], self.text[texts]
         n, m = len(rows), len(columns)
         with full_precision(self.device):
@@ -121,7 +120,6 @@ class PairScores:
         self.kind, self.shape = scorer.kind, (len(images), len(texts))
 
     def tile(self, images: Where, texts: Where) -> Tensor:
-        """The scorer's scores of some images against some texts."""
         rows, columns = _numbers(images, len(self.images)), _numbers(texts, len(self.texts))
         if not len(rows) or not len(columns):
             return torch.zeros(len(rows), len(columns), device=self.device)
@@ -144,7 +142,6 @@ class MatrixScores:
         self.shape, self.device = (self.matrix.shape[0], self.matrix.shape[1]), self.matrix.device
 
     def tile(self, images: Where, texts: Where) -> Tensor:
-        """A part of the matrix."""
         return _precise(self.matrix[images][:, texts])
 
 
@@ -166,7 +163,6 @@ class MeanScores:
         return parts[0] if len(parts) == 1 else MeanScores(parts)
 
     def tile(self, images: Where, texts: Where) -> Tensor:
-        """Mean over the members."""
         total = self.parts[0].tile(images, texts)
         for part in self.parts[1:]:
             total = total + part.tile(images, texts)
@@ -182,7 +178,6 @@ class Fold:
         self.shape = len(images), len(texts)
 
     def tile(self, images: Where, texts: Where) -> Tensor:
-        """The same tile by the numbers of the scores below."""
         return self.scores.tile(self.images[images], self.texts[texts])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diptych.encoders.encoder import computes_bf16
-from diptych.errors import SettingsError, one_of
+from diptych.errors import between, one_of
 from diptych.types import Batch, Embeddings, Features
 from diptych.weights import whole_tensor
 
@@ -37,15 +37,11 @@ class Twin(nn.Module):
     """
 
     def __init__(
-        self,
-        retriever: nn.Module,
-        momentum: float = 0.995,
-        precision: KeyPrecision = "auto",
+        self, retriever: nn.Module, momentum: float = 0.995, precision: KeyPrecision = "auto"
     ) -> None:
         super().__init__()
-        if not 0 <= momentum <= 1:
-            raise SettingsError(f"the momentum of the twin is {momentum}: it must lie between 0 and 1.")
-        self.momentum, self.precision = momentum, one_of(precision, "the twin's precision", KeyPrecision)
+        self.momentum = between(momentum, "the momentum of the twin")
+        self.precision = one_of(precision, "the twin's precision", KeyPrecision)
         online = bare(retriever)
         shared: list[Any] = [p for p in online.parameters() if not p.requires_grad]
         shared += [getattr(online, name) for name in ("image_input", "text_input") if hasattr(online, name)]

@@ -57,7 +57,6 @@ class On(Combined):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The rows of views that it reads."""
         return tuple(name for name in (self.first, self.second) if "." in name)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
@@ -67,7 +66,6 @@ class On(Combined):
         return [(self.objective, self._look(embeddings))]
 
     def collapsed_value(self, pairs: int) -> float | None:
-        """The objective's own."""
         return collapsed_value(self.objective, pairs)
 
     def _look(self, embeddings: Embeddings) -> Embeddings:
@@ -94,7 +92,6 @@ class SwitchAt(Combined):
 
     @property
     def current(self) -> Objective:
-        """The objective in force."""
         return self.then if self.switched else self.first
 
     def participants(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
@@ -108,7 +105,6 @@ class SwitchAt(Combined):
         return self.current(embeddings, batch)
 
     def collapsed_value(self, pairs: int) -> float | None:
-        """That of the objective in force."""
         return collapsed_value(self.current, pairs)
 
 
@@ -139,7 +135,6 @@ class Parted(Combined):
         return []
 
     def collapsed_value(self, pairs: int) -> float | None:
-        """The objective's own, of one part."""
         return collapsed_value(self.objective, pairs // self.parts)
 
 
@@ -183,5 +178,4 @@ class Ramp(Objective):
             self.position += 1
 
     def collapsed_value(self, pairs: int) -> float | None:
-        """The objective's own, except while it rises."""
         return None if self.rises else collapsed_value(self.objective, pairs)

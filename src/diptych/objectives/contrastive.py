@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.errors import SettingsError, one_of, positive
+from diptych.errors import SettingsError, between, one_of, positive
 from diptych.objectives.combine import On
 from diptych.objectives.objective import Objective, given_or_set
 from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER, row_cosines, teacher_rows
@@ -67,7 +67,6 @@ class InfoNCE(Objective):
         self.temperature = nn.Parameter(torch.tensor(float(temperature))) if learned else temperature
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``info_nce``."""
         if isinstance(self.temperature, nn.Parameter):
             # in place and unseen by autograd: at a bound the gradient must still reach the parameter
             self.temperature.data.clamp_(*self.clamp)
@@ -128,7 +127,6 @@ class ITC(Objective):
     needs = ("matches",)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``itc``."""
         temperature = _matches(embeddings).temperature
         return {"itc": info_nce(embeddings.image @ embeddings.text.T / temperature, batch.image_ids)}
 
@@ -160,12 +158,9 @@ class ITM(Objective):
 
     def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= alpha <= 1:
-            raise SettingsError(f"alpha={alpha} is not a share of a match: give a number from 0 to 1.")
-        self.alpha = alpha
+        self.alpha = between(alpha, "alpha, the share of a match,")
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``itm``."""
         matches = _matches(embeddings)
         logits = matches.logits.float()
         target = torch.zeros(logits.shape[:2], device=logits.device)  # (3, B)

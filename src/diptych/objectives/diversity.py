@@ -43,7 +43,6 @@ class DiversityContrast(Objective):
             )
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """One term, ``diversity``."""
         scores = embeddings.all_scores()  # (B, B)
         negatives = self.contrast.negatives(batch.image_ids, batch.image_ids)
         div_image = self.contrast.spread(scores, negatives)
@@ -99,7 +98,6 @@ class MomentumContrast(Objective):
         self.contrast, self.bank_diversity = contrast or Contrast(), bank_diversity
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """One term, ``momentum``."""
         twin, contrast, queue = twin_of(embeddings), self.contrast, self.queue
         in_batch = embeddings.all_scores()  # (B, B)
         others = contrast.negatives(batch.image_ids, batch.image_ids)

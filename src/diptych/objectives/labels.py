@@ -37,7 +37,6 @@ class OfView(Objective):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The view, and a model that predicts labels."""
         return self.view, TARGET
 
 
@@ -64,7 +63,6 @@ class LabelLoss(OfView):
         self.kind, self.view, self.sides = one_of(kind, "the label loss", Kind), view, tuple(sides)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The terms ``image`` and ``text``."""
         seen = embeddings.view(self.view)
         return {side: self._loss(getattr(seen, side), batch) / len(SIDES) for side in self.sides}
 
@@ -98,7 +96,6 @@ class Consistency(OfView):
         self.view, self.relation = view, one_of(relation, "relation", Relation)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``consistency``."""
         seen = embeddings.view(self.view)
         return {
             "consistency": consistency(seen.image, seen.text, relations(batch, seen.image, self.relation))
@@ -132,7 +129,6 @@ class DSCMR(Objective):
         self.relation = one_of(relation, "relation", Relation)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The terms ``image``, ``text``, ``discrimination`` and ``invariance``."""
         predicted, common = embeddings.view("labels"), embeddings.view("common")
         y = labels_of(batch, predicted.image)
         s = relations(batch, common.image, self.relation)
@@ -162,7 +158,6 @@ class MaskedPrediction(OfView):
         self.view, self.sides = view, tuple(sides)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The terms ``object`` (images) and ``word`` (texts)."""
         seen = embeddings.view(self.view)
         named = {"image": ("object", seen.image), "text": ("word", seen.text)}
         terms = {}
@@ -191,7 +186,6 @@ class Alternate(Combined):
 
     @property
     def current(self) -> Objective:
-        """The objective whose turn it is."""
         return self.odd if self.odd_turn else self.even
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
@@ -286,7 +280,6 @@ class CentralSimilarity(Objective):
         self.register_buffer("ties", torch.from_numpy(tied.astype(np.float32)))
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The terms ``centre`` and ``quantisation``."""
         h = ops.at_least_float32(embeddings.image)  # (B, K)
         labels = self._labels(batch, h)
         sums = labels @ self.centres.to(h.dtype)  # (B, K)

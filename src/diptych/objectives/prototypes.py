@@ -82,7 +82,6 @@ class PrototypeClassification(SeesPairs):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The view that is classified."""
         return () if self.view is None else (self.view,)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
@@ -104,7 +103,6 @@ class PrototypeClassification(SeesPairs):
         return labels
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Move the centroids towards their pairs."""
         if not self.started:
             return
         u = self._sum(embeddings)

@@ -86,7 +86,6 @@ class CrossModalSoftLabels(Objective):
         self.divergence = one_of(divergence, "the divergence", Divergence)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``csa``."""
         x, y = self._labels(batch)
         scores = ops.at_least_float32(embeddings.all_scores())
         given = (self.temperature(), self.teacher_temperature, self.divergence)
@@ -138,7 +137,6 @@ class UniModalSoftLabels(Objective):
         self.divergence = one_of(divergence, "the divergence", Divergence)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``usa``."""
         if UNI not in embeddings.views:
             raise SettingsError(
                 "USA trains the view 'uni', which this model does not make: give the retriever the branch "
@@ -166,7 +164,6 @@ class Agreement(Objective):
         self.view = view
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``agreement``."""
         rows = embeddings.view(self.view)
         image, text = rows.image, rows.text
         least = torch.finfo(image.dtype).tiny

@@ -55,7 +55,6 @@ class Triplet(Objective):
         self.mask_same_image, self.reduction = mask_same_image, one_of(reduction, "reduction", Reduction)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The term ``triplet``."""
         scores = embeddings.all_scores()  # (B, B)
         positive = scores.diagonal()
         if self.mask_same_image:

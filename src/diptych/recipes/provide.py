@@ -132,7 +132,6 @@ def _augmented(method: Method, settings: Any, captions: Captions) -> Method:
 
 
 def _augmented_sides(method: Method) -> set[str]:
-    """The sides whose augmented rows the objective reads."""
     return {side for side in ("image", "text") if f"augmented.{side}" in needs_of(method.objective)}
 
 

@@ -90,7 +90,6 @@ class TableResults:
         return "\n".join([self.heading, "", *markdown_rows(self.cells()), "", *self.sentences(), ""])
 
     def latex(self) -> str:
-        """A ``tabular`` with the rules of booktabs."""
         head, *rows = self.cells()
         lines = [
             f"% {self.heading}",

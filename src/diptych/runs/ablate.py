@@ -54,7 +54,6 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The same for runs that would be equal."""
         return json.dumps([self.recipe.name, self.data, to_json(self.settings)], sort_keys=True)
 
 
@@ -136,7 +135,6 @@ class Runner:
                 yield replace(made, switches={**row.switches, **switches})
 
     def cells(self) -> Iterator[Cell]:
-        """Every row in every group whose data are given."""
         for row in self.rows:
             for group in self.table.groups:
                 if row.measured_in(group) and self._has_data(row, group):
@@ -176,7 +174,6 @@ class Runner:
         return made
 
     def jobs(self, cell: Cell, seed: int) -> list[Job]:
-        """The runs behind one measurement."""
         if cell.members:
             copies = cell.row.copies
             seeds = range(copies * seed, copies * (seed + 1))
@@ -272,7 +269,7 @@ class Runner:
         return [{**cost.metrics(), **said, "parameters_million": cost.parameters / 1e6}]
 
     def _train(self, job: Job) -> None:
-        """Train a run that is not finished; a finished one is not open_run, its data are compared by their hash."""
+        """Train a run that is not finished; the data of a finished one are compared by their hash."""
         run = self.place(job)
         if self._finished(job):
             same = (job.data, job.settings.noise, job.settings.strict_images)
@@ -346,7 +343,6 @@ class Runner:
     # --- words
 
     def _conditions(self) -> list[str]:
-        """What the numbers were measured on."""
         said = []
         for cell in {cell.group.name: cell for cell in self.cells()}.values():
             group, place = cell.group, ", ".join(cell.other) or cell.path

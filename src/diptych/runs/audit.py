@@ -88,7 +88,6 @@ class Audit:
         return found + np.where(captions.image_of[text] == image, self.wrong.agreement[text], others)
 
     def lines(self) -> list[str]:
-        """The table, one finding a line."""
         wrong, total = self.wrong, len(self.captions.texts)
         splits = self.captions.splits
         leaks = [pair for pair in self.near if splits[pair[0]] != splits[pair[1]]]
@@ -122,7 +121,6 @@ class Audit:
         return f"{count:,} images in a row, '{ids[lost.first]}' to '{ids[lost.last]}'{where}: {how}"
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as a JSON value."""
         wrong, ids = self.wrong, self.captions.image_ids
         rows = [row for n, row in enumerate(self.worst) if n < LISTED or wrong.probability[row] >= WRITTEN]
         return {

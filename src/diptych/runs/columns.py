@@ -51,7 +51,6 @@ class Cost:
     memory: int
 
     def metrics(self) -> dict[str, float]:
-        """As columns of a table."""
         found = {
             "step_ms": 1000 * self.seconds,
             "epoch_minutes": self.seconds * self.steps / 60,

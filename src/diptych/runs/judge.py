@@ -110,7 +110,6 @@ class Verdict:
         return [(reading, metrics) for reading, metrics in found if self.claims and all(metrics)]
 
     def render(self) -> str:
-        """A table of the readings, and the answer."""
         rows = [
             [one.name, *(f"{one.metrics[name]:.1f}" for name in [*RECALLS, "rsum"])] for one in self.readings
         ]
@@ -169,12 +168,10 @@ class Subject:
     complete: bool = True
 
     def part(self, images: Rows, texts: Rows, image_of: Rows) -> Subject:
-        """Some rows and columns, whose pairs are ``image_of``."""
         fold = Fold(self.scores, torch.from_numpy(images), torch.from_numpy(texts))
         return Subject(fold, image_of, [self.ids[row] for row in images], self.complete)
 
     def measure(self, name: str, folds: int = 1, ties: str = "index") -> Reading:
-        """A reading, by the evaluator of retrieval."""
         protocol = EvaluationProtocol(name, folds=folds)
         report = evaluate_scores(self.scores, self.image_of, protocol=protocol, ties=ties, bootstrap=0)
         assert isinstance(report.card, Card)

@@ -55,5 +55,4 @@ def label_collection(
 
 
 def _cells(labels: Mapping[str, float]) -> tuple[str, str]:
-    """The names and the scores, best first."""
     return SEPARATOR.join(labels), SEPARATOR.join(f"{score:.3f}" for score in labels.values())

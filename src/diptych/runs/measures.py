@@ -73,7 +73,6 @@ class EvaluationRequest:
 
     @property
     def protocols(self) -> Sequence[str]:
-        """The names of the protocols."""
         return [self.protocol] if isinstance(self.protocol, str) else self.protocol
 
 

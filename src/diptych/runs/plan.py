@@ -57,7 +57,6 @@ class PlanLine:
     how: str
 
     def text(self) -> str:
-        """The value as people read it."""
         if self.unit == "bytes":
             return scaled_bytes(self.value)
         return f"{self.value:,.2f}" if self.unit == "money" else f"{_short(self.value)} {self.unit}"

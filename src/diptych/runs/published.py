@@ -56,11 +56,9 @@ class Source:
     code: str
 
     def error(self, reason: str) -> CheckpointError:
-        """That it is something else."""
         return CheckpointError(f"{self.file} is not a published {self.code} checkpoint: it has {reason}.")
 
     def size(self, state: State, name: str) -> torch.Size:
-        """The size of a weight."""
         if name not in state:
             raise self.error(f"no weights called {name}")
         return state[name].shape

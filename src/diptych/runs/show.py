@@ -17,7 +17,7 @@ from diptych.data.problems import LeftOut, ToBeLeftOut, unopenable
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.label_retrieval import DEPTHS, Failures, find_confusions
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
-from diptych.evaluation.report import aligned_rows
+from diptych.evaluation.report import table_text
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, Scores
 from diptych.recipes import RECIPES
@@ -131,12 +131,10 @@ def show_space(
         for name, one in zip(names, numbers, strict=True)
     ]
     asked = f" ({count} asked, no more have a text)" if len(rows) < count else ""
-    return "\n".join(
-        [
-            *aligned_rows(table),
-            f"numbers: all {len(views[0].images)} images and {len(views[0].texts)} texts of {views[0].name}, {split}",
-            f"{output}: {len(rows)} images{asked} with their {len(parts[0].text)} texts, seed {seed}",
-        ]
+    return table_text(
+        table,
+        f"numbers: all {len(views[0].images)} images and {len(views[0].texts)} texts of {views[0].name}, {split}",
+        f"{output}: {len(rows)} images{asked} with their {len(parts[0].text)} texts, seed {seed}",
     )
 
 
@@ -176,13 +174,8 @@ def show_grids(
     )
     title = " and ".join(names)
     write_text(output, comparison_page(title, introduction, (("", *names), rows), grids))
-    return "\n".join(
-        [
-            *aligned_rows([["", *names], *rows]),
-            *(f"{title}: {sentence}" for title, (sentence, _) in grids.items()),
-            f"{output}",
-        ]
-    )
+    sentences = (f"{title}: {sentence}" for title, (sentence, _) in grids.items())
+    return table_text([["", *names], *rows], *sentences, f"{output}")
 
 
 def show_pooling(runs: Sequence[Path], output: Path, *, sizes: Sequence[int] = SIZES) -> str:
@@ -211,13 +204,11 @@ def show_pooling(runs: Sequence[Path], output: Path, *, sizes: Sequence[int] = S
             table.append(
                 [pooling.name, str(size), *first, f"{theta[-1]:.3f}", f"{pooled_elements(theta):.1f}"]
             )
-    return "\n".join(
-        [
-            *aligned_rows(table),
-            "as many as: e^entropy of the weights, 1 for max pooling and the set size for mean pooling",
-            *(f"left out, no weights by rank: {one}" for one in without),
-            f"{output}",
-        ]
+    return table_text(
+        table,
+        "as many as: e^entropy of the weights, 1 for max pooling and the set size for mean pooling",
+        *(f"left out, no weights by rank: {one}" for one in without),
+        f"{output}",
     )
 
 
@@ -327,9 +318,7 @@ def show_confusions(
         "they share another one."
     )
     write_text(output, comparison_page("Confused labels", introduction, (heads, table), cases))
-    return "\n".join(
-        [*aligned_rows([heads, *table]), summary, f"{output}: {len(confusions)} pairs with examples"]
-    )
+    return table_text([heads, *table], summary, f"{output}: {len(confusions)} pairs with examples")
 
 
 def _summary(found: Failures) -> str:

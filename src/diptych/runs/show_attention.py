@@ -16,7 +16,7 @@ from diptych.data.problems import ToBeLeftOut
 from diptych.data.vocabulary import tokenize
 from diptych.encoders.shared import Contextual
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.report import aligned_rows
+from diptych.evaluation.report import table_text
 from diptych.model.retriever import Retriever, Tower
 from diptych.reports.sheets import Attended, attention_sheet, check_png, recalled_sheet, write_png
 from diptych.runs.reading import encode_split, views_of
@@ -61,13 +61,11 @@ def show_attention(
         near = np.mean([one.cosine for one in own])
         counts = [f"{value:.1f}" for side in (cells, words) for value in _counts(side)]
         table.append([name, *counts, f"{near:.3f}"])
-    return "\n".join(
-        [
-            *aligned_rows(table),
-            "as many as: e^entropy of the shares, 1 where one token gets everything",
-            "cosine: of what the image side and the text side look at (means of their tokens, weighted by the shares)",
-            f"{output}: {len(rows)} pairs of {view.name}, {split}, seed {seed}",
-        ]
+    return table_text(
+        table,
+        "as many as: e^entropy of the shares, 1 where one token gets everything",
+        "cosine: of what the image side and the text side look at (means of their tokens, weighted by the shares)",
+        f"{output}: {len(rows)} pairs of {view.name}, {split}, seed {seed}",
     )
 
 
@@ -108,16 +106,14 @@ def show_knowledge(
         for top in found[0][0]
     ]
     write_png(recalled_sheet(texts, answers, [" | ".join(row) for row in table[1:]]), output)
-    return "\n".join(
-        [
-            *aligned_rows(table),
-            f"words in common: {', '.join(common) or 'none'}",
-            *(
-                f"{name}: {shared} of the {len(tops[0].indices)} pictures it finds are the same for both texts"
-                for name, (tops, shared) in zip(names, found, strict=True)
-            ),
-            f"{output}: pictures of {view.name}",
-        ]
+    return table_text(
+        table,
+        f"words in common: {', '.join(common) or 'none'}",
+        *(
+            f"{name}: {shared} of the {len(tops[0].indices)} pictures it finds are the same for both texts"
+            for name, (tops, shared) in zip(names, found, strict=True)
+        ),
+        f"{output}: pictures of {view.name}",
     )
 
 

@@ -15,7 +15,7 @@ from diptych.data.captions import Captions
 from diptych.devices import autocast
 from diptych.errors import SettingsError
 from diptych.evaluation.prepared import Prepared
-from diptych.evaluation.report import aligned_rows
+from diptych.evaluation.report import table_text
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
@@ -234,11 +234,9 @@ def _table(contestants: Sequence[Contestant], captions: Captions, places: Sequen
         times = [f"{t:,.1f}{mark}" for t, mark in zip(one.times.values(), marks, strict=True)]
         rows.append([one.name, *times, f"{one.rsum:.1f}", f"{one.thousand_pairs:,.1f}"])
     guessed = any(one.measured < len(sizes) for one in contestants)
-    return "\n".join(
-        [
-            *aligned_rows(rows),
-            *(["* extrapolated from the gallery before it"] if guessed else []),
-            f"RSUM: {len(captions.images)} images and {len(captions.texts)} texts of {captions.name}",
-            *(str(place) for place in places),
-        ]
+    return table_text(
+        rows,
+        *(["* extrapolated from the gallery before it"] if guessed else []),
+        f"RSUM: {len(captions.images)} images and {len(captions.texts)} texts of {captions.name}",
+        *map(str, places),
     )

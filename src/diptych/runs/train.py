@@ -239,7 +239,6 @@ def _readable(method: Method, parts: Splits, left_out: LeftOut, how: dict[str, A
 
 
 def _multiple(settings: TrainingSettings, retriever: Retriever, device: str) -> int:
-    """What text lengths are rounded up to."""
     if not settings.compile and not settings.cuda_graphs:
         return 1
     return FEW_PACKED_SHAPES if retriever.text.encoder.packs(torch.device(device)) else FEW_SHAPES

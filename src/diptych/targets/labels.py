@@ -63,7 +63,6 @@ class RegionTargets:
         device: torch.device,
         show_progress: bool = True,
     ) -> Mapping[str, Column]:
-        """One row per image."""
         if REGION_CLASSES in captions.labels:
             rows = [np.asarray(list(one), dtype=np.int64) for one in captions.labels[REGION_CLASSES]]
             return {REGION_TARGET: Column(_padded(rows), "image")}
@@ -127,6 +126,5 @@ class HashTargets:
     split: bool = True
 
     def columns(self, captions: Captions, **_: Any) -> Mapping[str, Column]:
-        """One row per image."""
         rows = class_rows(class_sets(captions, self.column, self.split), self.names)
         return {TARGET: Column(rows.astype(np.float32), "image")}

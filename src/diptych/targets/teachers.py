@@ -94,7 +94,6 @@ class ImageTeacher:
             yield self.of_cells(chunk.values()), chunk.images
 
     def check(self, store: ImageStore) -> None:
-        """Refuse what is not a picture."""
         if not holds_pictures(store):
             raise DataError(
                 "the data holds stored features, which an image teacher cannot look at: use the teacher 'stored', or "
@@ -130,7 +129,6 @@ class StoredTeacher:
             yield self([*read_items(store, rows)]), len(rows)
 
     def check(self, store: ImageStore) -> None:
-        """Refuse pictures."""
         if holds_pictures(store):
             raise DataError("the data holds pictures, not features: name an image teacher, such as lite0.")
 

@@ -41,7 +41,6 @@ class Baseline:
             return None
 
     def save(self, folder: Path) -> None:
-        """Write it beside the run's settings."""
         write_text(folder / FILE, json.dumps(asdict(self)))
 
 

@@ -68,7 +68,6 @@ class RunCard:
     noise: Noise | None = None  # in the training pairs
 
     def save(self, folder: Path) -> None:
-        """Write ``run.json``."""
         content = {
             "format": FORMAT,
             "diptych": __version__,

@@ -47,7 +47,6 @@ class CachedStep:
         self.before: Batch | None = None  # the last batch: a GPU may still copy pieces of its pinned memory
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
-        """Move the model by one batch."""
         step, twin = self.step, self.step.method.twin
         if twin is not None:
             twin.update(step.method.retriever)

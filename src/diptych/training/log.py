@@ -48,7 +48,6 @@ class Log:
                     self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush what is buffered."""
         if self.writer is not None:
             self.writer.close()
 
@@ -75,12 +74,10 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         self.sums: dict[str, Tensor] = {}
         self.count, self.began = 0, time.perf_counter()
 
     def add(self, terms: dict[str, Tensor]) -> None:
-        """Take in one step."""
         for name, value in terms.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
         self.count += 1

@@ -88,7 +88,6 @@ class Session:
         self.meter = Meter(self.settings.batch_size)
 
     def batches(self, epoch: int) -> Iterable[Batch]:
-        """The batches of an epoch that are left."""
         assert self.loader is not None
         label = f"epoch {epoch + 1}/{self.settings.epochs}"
         done = self.progress.step - epoch * len(self.loader)
@@ -143,7 +142,6 @@ class Session:
         self._agree()
 
     def close(self) -> None:
-        """Flush the log."""
         if self.log is not None:
             self.log.close()
 

@@ -48,7 +48,6 @@ class Step:
         self.waiting: list[nn.Parameter] = []  # of a divided model: what does not move yet
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
-        """Move the model by one batch, which may still be on the host."""
         batch = batch.to(self.accelerator.device, non_blocking=True)
         twin, objective = self.method.twin, self.method.objective
         whole = self.seen_by_objective(batch)
@@ -114,7 +113,6 @@ class GraphedStep:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
-        """Move the model by one batch, which may still be on the host."""
         method = self.step.method
         moving = hash(tuple(p.requires_grad for p in method.retriever.parameters()))
         shapes = tuple((tuple(t.shape), t.dtype) for t in batch.tensors())

@@ -130,5 +130,4 @@ class _Noting:
             return Image.new("RGB", (64, 64), "white")
 
     def content_key(self, index: int) -> str:
-        """The key of the image."""
         return self.store.content_key(index)

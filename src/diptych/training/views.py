@@ -78,7 +78,6 @@ class Augmented:
         text_store: TextStore,
         rng: np.random.Generator,
     ) -> Sides:
-        """The augmented images and texts of a batch."""
         image_rng, text_rng = rng.spawn(2)  # what pictures draw must not move what words draw
         return Sides(
             self._images(items, np.asarray(texts, dtype=np.int64), image_input, image_rng),
