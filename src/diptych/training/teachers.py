@@ -66,7 +66,9 @@ class Teachers:
         live = "image" in self.live
         if self._source.endswith(VECTOR_FILES):
             if live:
-                raise SettingsError(f"{self._source} holds vectors: live teachers need a model, give its name.")
+                raise SettingsError(
+                    f"{self._source} holds vectors: live teachers need a model, give its name."
+                )
             ids = captions.image_ids
             return read_vectors(self._source, ids, project=self.project, show_progress=show_progress)
         teacher = self._of_images(captions)
