@@ -366,7 +366,6 @@ def test_unknown_words_get_random_vectors_of_the_same_spread() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"word_dim": 300}, r"\b3\b.*300"),
         ({"vectors": WordVectors(np.zeros((2, 3), np.float32), np.ones(2, bool))}, r"\b5\b.*\(2, 3\)"),
         ({"weight": 1.0}, "weight 1.0"),
     ],

@@ -106,7 +106,7 @@ def test_a_k_above_the_gallery_means_all_of_it() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     images, texts = collection(3, 4, 1), collection(4, 4, 2)
-    with pytest.raises(SettingsError, match="re-rank"):
+    with pytest.raises(SettingsError, match="candidates"):
         RerankedScores(quick(3, 4), Counting(), images, texts, 0, device=CPU)
     with pytest.raises(SettingsError, match=r"\b3\b.*\b4\b"):
         RerankedScores(MatrixScores(torch.zeros(2, 4)), Counting(), images, texts, 2, device=CPU)

@@ -150,7 +150,8 @@ def test_dropout_acts_while_training_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "word"), [({"depth": -1}, "depth=-1"), ({"heads": 3}, "3 heads"), ({"dropout": 1.0}, "dropout")]
+    ("wrong", "word"),
+    [({"depth": -1}, "depth is -1"), ({"heads": 3}, "3 heads"), ({"dropout": 1.0}, "dropout")],
 )
 def test_impossible_sizes_are_refused(wrong: dict[str, float], word: str) -> None:
     with pytest.raises(SettingsError, match=word):
