@@ -91,6 +91,7 @@ def main() -> None:
         print(f"{'version':18} {'wall s':>8} {'CPU s':>8} {'peak MB':>8}")
         found: dict[str, list[tuple[float, float, float]]] = {}
         for name, source in sources.items():
+            (root / f"{name}-cache").mkdir()
             first = index(source, small, root / f"{name}-first", given.model, root / f"{name}-cache")
             found[f"{name}, one picture"] = [first]
         for turn in range(given.repeat):
