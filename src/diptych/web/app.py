@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 import diptych
 from diptych.errors import DiptychError
 from diptych.index.base import Index
-from diptych.index.query.search import HitScorer
 from diptych.model.protocol import Model
 from diptych.web.bodies import PAGE, REFERENCE, Access, BodyLimit, form_route
 from diptych.web.limits import Limits, Turns
@@ -37,7 +36,7 @@ from diptych.web.replies import (
     item_reply,
     search_reply,
 )
-from diptych.web.service import Service, Writer, check_text, parse_items
+from diptych.web.service import Service, check_text, parse_items
 from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent
@@ -97,33 +96,23 @@ def create_app(
     *,
     token: str | None = None,
     private: bool = False,
-    roots: Sequence[str | Path] | None = None,
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
     origins: Sequence[str] = (),
-    allow_urls: bool = False,
-    writer: Writer | None = None,
-    model_name: str = "",
-    pair_scorer: HitScorer | None = None,
-    chance: float | None = None,
     local: bool = False,
     audit: tuple[bytes, str] | None = None,
+    **options: Any,
 ) -> FastAPI:
     """The service as an ASGI application; the index stays the caller's to close.
 
     ``token`` is needed for changes (none are taken without one) and, when ``private``, for everything but the
-    page's own files. ``roots`` are the folders that files may be served from; without it, those that this
-    person indexed on this machine. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that
-    may call it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
-    ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can. ``local`` says
-    that clients are people of this machine: only they are told where a file lies. ``audit`` is a page to judge pairs
-    and its security policy, shown at ``/audit``.
+    page's own files. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that may call it
+    from a browser (CORS). ``local`` says that clients are people of this machine: only they are told where a file lies.
+    ``audit`` is a page to judge pairs and its security policy, shown at ``/audit``. ``options`` are those of
+    ``Service``.
     """
     limits = limits or Limits()
-    service = Service(
-        index, model, limits=limits, roots=roots, allow_urls=allow_urls, writer=writer,
-        model_name=model_name, pair_scorer=pair_scorer, chance=chance,
-    )  # fmt: skip
+    service = Service(index, model, limits=limits, **options)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

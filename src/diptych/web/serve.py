@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from diptych.errors import MissingExtra, SettingsError
 from diptych.index.base import Index
@@ -29,7 +30,6 @@ try:
     from diptych.web.app import create_app
     from diptych.web.bodies import LOOPBACK_NAMES, check_token, is_loopback
     from diptych.web.connections import CONNECTIONS, PatientProtocol
-    from diptych.web.limits import Limits
 except ModuleNotFoundError as missing:
     if missing.name and missing.name.startswith("diptych"):
         raise
@@ -48,23 +48,19 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     private: bool = False,
-    roots: Sequence[str | Path] | None = None,
-    limits: Limits | None = None,
-    origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
-    allow_urls: bool = False,
     model_name: str = "",
     rerankers: Sequence[str | Path] = (),
-    chance: float | None = None,
     audit: tuple[bytes, str] | None = None,
+    **options: Any,
 ) -> None:
     """Serve an index (a path or a database URL) until interrupted.
 
     ``model`` is a model, or the folder of one. On any address but loopback, and wherever it is ``private``, a
     token is required, and needed for everything. Port 0 takes a free one. ``hosts`` are the names the service
     answers to beside those of loopback; not on loopback and without them, it answers to any. ``rerankers`` are runs
-    whose pair scorers re-rank; without them, the model's own does, where it has one.
-    ``audit`` is that of ``create_app``.
+    whose pair scorers re-rank; without them, the model's own does, where it has one. ``audit`` and ``options`` are
+    those of ``create_app`` and ``Service``.
     """
     reachable = not is_loopback(host)
     _check_access(host, token, private)
@@ -84,12 +80,10 @@ def serve(
             own = _host_of(listening)  # the address it announces, which may be 127.0.0.2
             names = None if reachable and hosts is None else (*LOOPBACK_NAMES, own, *(hosts or ()))
             app = create_app(
-                index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
-                origins=origins, allow_urls=allow_urls, model_name=model_name,
-                pair_scorer=reranker_of(place, model, rerankers), chance=chance,
+                index, model, token=token, private=private or reachable, hosts=names, model_name=model_name,
+                pair_scorer=reranker_of(place, model, rerankers), audit=audit,
                 local=not reachable and not hosts,  # of a name, others come through a proxy
-                audit=audit,
-                writer=partial(open_index, place, writable=True, fingerprint=fingerprint),
+                writer=partial(open_index, place, writable=True, fingerprint=fingerprint), **options,
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening, "; pairs to judge: /audit" if audit else "")

@@ -58,7 +58,12 @@ class NewItem:
 
 
 class Service:
-    """Everything a running service holds; safe to share between threads."""
+    """Everything a running service holds; safe to share between threads.
+
+    ``roots`` are the folders that files may be served from; without it, those that this person indexed on this machine.
+    ``writer`` opens the index for a change; without it, ``index`` itself is used. ``chance`` sets the cut-off of a
+    search; without it, captions of the collection do, where they can.
+    """
 
     def __init__(
         self,
