@@ -135,10 +135,10 @@ class Searcher:
             raise IndexFault(f"{self.index.info.path} is empty: add a collection with 'diptych index' first.")
         named = {str(term.value) for term in asked.terms if term.kind == "item"}
         depth = max(k, rerank, DEPTH if hybrid else 0) + len(named)
-        hits = self._nearest(vector, depth, kind, filter, exact, frames)
+        hits = self._nearest(vector, depth, frames, kind=kind, filter=filter, exact=exact)
         ranked = list(hits)
         if hybrid:
-            ranked = self._fused(vector, asked, ranked, depth, kind, filter)
+            ranked = self._fused(vector, asked, ranked, depth, kind=kind, filter=filter)
         ranked = [hit for hit in ranked if hit.item.id not in named]
         ranked = ranked if frames else one_per_video(ranked)
         if hybrid:
@@ -179,19 +179,11 @@ class Searcher:
         """The distribution of a query's scores over the collection; None when the collection is too small."""
         return background(self.index.sample(kind) @ vector, self.index.count(kind))
 
-    def _nearest(
-        self,
-        vector: Vectors,
-        depth: int,
-        kind: Kind | None,
-        filter: str | Filter | None,
-        exact: bool | None,
-        frames: bool,
-    ) -> Hits:
+    def _nearest(self, vector: Vectors, depth: int, frames: bool, **asked: Any) -> Hits:
         """The nearest items: enough that ``depth`` are left when each video counts once."""
         wanted = depth
         while True:
-            hits = self.index.search(vector, wanted, kind=kind, filter=filter, exact=exact)
+            hits = self.index.search(vector, wanted, **asked)
             if frames or len(hits) < wanted or len(one_per_video(hits)) >= depth:
                 return hits
             wanted *= DEEPER
@@ -259,18 +251,10 @@ class Searcher:
             hits, cutoff=found.calibrated(calibration), strength=strength, note=f"cut-off: {calibration}"
         )
 
-    def _fused(
-        self,
-        vector: Vectors,
-        query: Query,
-        ranked: list[Hit],
-        depth: int,
-        kind: Kind | None,
-        filter: str | Filter | None,
-    ) -> list[Hit]:
+    def _fused(self, vector: Vectors, query: Query, ranked: list[Hit], depth: int, **asked: Any) -> list[Hit]:
         from diptych.index.query.words import fuse
 
-        words = self.index.search_words(query.text, depth, kind=kind, filter=filter)
+        words = self.index.search_words(query.text, depth, **asked)
         similar = {hit.item.id: hit for hit in ranked}
         lexical = {hit.item.id: hit for hit in words}
         only = [id for id in lexical if id not in similar]
