@@ -235,13 +235,7 @@ class LightModel:
     precision = "no"
 
     def __init__(
-        self,
-        runtime: RuntimeModel,
-        opening: Opening,
-        *,
-        scores_pairs: bool = False,
-        replaceable: bool = True,
-        say: Callable[[str], None] = lambda _: None,
+        self, runtime: RuntimeModel, opening: Opening, *, scores_pairs: bool, replaceable: bool, say: Say
     ) -> None:
         self.runtime, self.opening, self.say = runtime, opening, say
         self.dim, self.fingerprint = runtime.dim, runtime.fingerprint
