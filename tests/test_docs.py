@@ -24,6 +24,7 @@ from small import pictures, texts
 from diptych import __version__
 from diptych.cli import main, with_underscores
 from diptych.data.formats import open_captions
+from diptych.errors import SettingsError
 from diptych.recipes import RECIPES
 from diptych.training.checkpoint import FREE_TO_CHANGE
 
@@ -138,13 +139,13 @@ def all_flags() -> set[str]:
 
 
 def wrong_commands(page: Path) -> list[str]:
-    """The commands of a page that click would refuse, each with the reason."""
+    """The commands of a page that would be refused, each with the reason."""
     found = []
     for command in written(page):
         try:
             check(command)
-        except click.UsageError as error:
-            found.append(f"{page.name}: diptych {' '.join(command.words)}: {error.format_message()}")
+        except (click.UsageError, SettingsError) as error:  # the second of a name that nothing has
+            found.append(f"{page.name}: diptych {' '.join(command.words)}: {error}")
     return found
 
 
