@@ -256,7 +256,7 @@ def test_the_contact_sheet_shows_every_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "output", "sentence"),
-    [("photos", "a.jpg", "ends in .png"), ("precomp", "a.png", "not pictures")],
+    [("photos", "a.jpg", ".png"), ("precomp", "a.png", "not pictures")],
 )
 def test_a_sheet_that_cannot_be_drawn_is_refused(
     tmp_path: Path, data: str, output: str, sentence: str
