@@ -187,13 +187,11 @@ def tables_of(name: str) -> dict[str, PaperTable]:
             key: _table(name, key, entry, str(content.get("recipe", "")), str(content["title"]))
             for key, entry in content["tables"].items()
         }
-    found = {
-        paper: {
-            key: table.of_recipe(name) for key, table in tables_of(paper).items() if name in table.recipes
-        }
+    every = [
+        {key: table.of_recipe(name) for key, table in tables_of(paper).items() if name in table.recipes}
         for paper in papers()
-    }
-    own = [tables for tables in found.values() if tables]
+    ]
+    own = [tables for tables in every if tables]
     return own[0] if len(own) == 1 else {}
 
 

@@ -157,13 +157,11 @@ class TableResults:
         for colour, (metric, words) in enumerate(figure.metrics.items()):
             x = list(range(len(rows)))
             lines.append(_line(words, x, [self.values(row, group, metric) for row in rows], colour))
-            known = [(n, row.published.get(group.name, {})) for n, row in enumerate(rows)]
-            printed = [(n, numbers[metric]) for n, numbers in known if metric in numbers]
+            found = [(n, row.published.get(group.name, {}).get(metric)) for n, row in enumerate(rows)]
+            printed = {n: [value] for n, value in found if value is not None}
             if printed:
-                values = [[value] for _, value in printed]
-                lines.append(
-                    _line(f"{words}, published", [n for n, _ in printed], values, colour, dashed=True)
-                )
+                y = [*printed.values()]
+                lines.append(_line(f"{words}, published", [*printed], y, colour, dashed=True))
         return lines
 
     def _by_speed(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:

@@ -190,16 +190,10 @@ def counts_of(path: str) -> dict[str, float]:
 
 def pooling_errors(design: str, seeds: int, *, show_progress: bool) -> list[dict[str, float]]:
     """The errors of a design of GPO on every pattern, one set per seed."""
-    runs = synthetic_pooling.run(designs=[design], seeds=seeds, show_progress=show_progress)
-    return [
-        {
-            f"{run.pattern} {sizes}": value
-            for run in runs
-            if run.seed == seed
-            for sizes, value in asdict(run.errors).items()
-        }
-        for seed in range(seeds)
-    ]
+    found: list[dict[str, float]] = [{} for _ in range(seeds)]
+    for run in synthetic_pooling.run(designs=[design], seeds=seeds, show_progress=show_progress):
+        found[run.seed] |= {f"{run.pattern} {sizes}": value for sizes, value in asdict(run.errors).items()}
+    return found
 
 
 def settings_of(settings: TrainingSettings, names: Sequence[str]) -> dict[str, float]:
