@@ -36,8 +36,9 @@ from diptych.index.places import check_items
 from diptych.model.protocol import picture_side
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
-from diptych.runtime.folder import FOLDER, PROBES, TEXT, OnnxSession, Probes, drawn_pictures, find_runtime
+from diptych.runtime.folder import FOLDER, PROBES, TEXT, Probes, drawn_pictures, find_runtime
 from diptych.runtime.model import PICTURES
+from diptych.runtime.session import OnnxSession
 
 BLOCKED = """
 import sys

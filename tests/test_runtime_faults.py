@@ -6,6 +6,9 @@ import copy
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from test_runtime import picture_model, small_model, written
 
-from diptych.errors import RuntimeFault, StorageError
+from diptych.data.text import WordPieceInput
+from diptych.errors import DiptychError, RuntimeFault, StorageError
 from diptych.index.models import check_probes, open_model
 from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
@@ -35,7 +39,6 @@ from diptych.runtime.folder import (
     TEXT,
     TOKENIZER,
     VOCABULARY,
-    OnnxSession,
     Probes,
     compare,
     drawn_pictures,
@@ -44,6 +47,7 @@ from diptych.runtime.folder import (
     worst_cosine,
 )
 from diptych.runtime.model import RuntimeModel
+from diptych.runtime.session import OnnxSession
 
 Change = Callable[[Any], None]
 
@@ -401,6 +405,204 @@ def test_missing_and_damaged_probes(home: Path) -> None:
     assert "probes.safetensors" in refusal(home)
     (home / PROBES).unlink()
     assert "probes.safetensors" in refusal(home)
+
+
+# --- files of a stranger that ask for more than they are
+
+
+def graph(nodes: list[Any], *constants: Any) -> Any:
+    """A text side of these nodes, which fits the facts."""
+    inputs = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "l"]),
+        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["b", "l"]),
+    ]
+    vectors = helper.make_tensor_value_info("vectors", TensorProto.FLOAT, None)
+    made = helper.make_graph(nodes, "hostile", inputs, [vectors], initializer=list(constants))
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def constant(name: str, *numbers: int) -> Any:
+    return numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+
+def endless() -> Any:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["x"], ["y"])],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", TensorProto.INT64, None),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y", TensorProto.INT64, None),
+        ],
+    )
+    nodes = [
+        helper.make_node("Loop", ["turns", "", "ids"], ["z"], body=body),
+        helper.make_node("Cast", ["z"], ["vectors"], to=1),
+    ]
+    return graph(nodes, numpy_helper.from_array(np.array(2**62), "turns"))
+
+
+def functions() -> Any:
+    """Ten calls of a function of ten calls, and so on."""
+    own = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    names = ["a", *(f"k{n}" for n in range(9)), "b"]
+
+    def calls(name: str, domain: str = "own") -> list[Any]:
+        return [helper.make_node(name, [names[n]], [names[n + 1]], domain=domain) for n in range(10)]
+
+    made = [helper.make_function("own", "f0", ["a"], ["b"], calls("Relu", ""), own)]
+    made += [
+        helper.make_function("own", f"f{depth}", ["a"], ["b"], calls(f"f{depth - 1}"), own)
+        for depth in range(1, 13)
+    ]
+    found = graph(
+        [
+            helper.make_node("Cast", ["ids"], ["a"], to=1),
+            helper.make_node("f12", ["a"], ["vectors"], domain="own"),
+        ]
+    )
+    found.functions.extend(made)
+    found.opset_import.append(own[1])
+    return found
+
+
+def outside(location: str) -> Any:
+    tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[4], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return graph([helper.make_node("Cast", ["w"], ["vectors"], to=1)], tensor)
+
+
+def doubled(*sizes: int) -> Any:
+    """Constants that become forty times twice as large."""
+    nodes = [helper.make_node("ConstantOfShape", ["size"], ["a0"])]
+    nodes += [helper.make_node("Concat", [f"a{n}", f"a{n}"], [f"a{n + 1}"], axis=0) for n in range(40)]
+    return graph([*nodes, helper.make_node("Identity", ["a40"], ["vectors"])], constant("size", *sizes))
+
+
+def multiplied(many: int = 10_000) -> Any:
+    """Constants whose product takes hours, before a text is read."""
+    nodes = [helper.make_node("ConstantOfShape", ["size"], ["a0"])]
+    nodes += [helper.make_node("MatMul", [f"a{n}", "a0"], [f"a{n + 1}"]) for n in range(many)]
+    return graph(
+        [*nodes, helper.make_node("Identity", [f"a{many}"], ["vectors"])], constant("size", 2000, 2000)
+    )
+
+
+def texts_of(count: int) -> Any:
+    """Texts where numbers belong, copied as often as is said."""
+    long = helper.make_tensor("long", TensorProto.STRING, [1], [b"x" * 100_000])
+    nodes = [helper.make_node("Tile", ["long", "times"], ["vectors"])]
+    return graph(nodes, long, constant("times", count))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (functions, "functions"),
+        (lambda: outside("config.json"), "another file"),
+        (lambda: outside("../../secret"), "another file"),
+        (lambda: outside("/dev/zero"), "another file"),
+        (lambda: texts_of(10**6), "texts"),
+    ],
+    ids=["functions", "own file", "file outside", "device", "texts"],
+)
+def test_what_no_runtime_holds(home: Path, made: Callable[[], Any], said: str) -> None:
+    (home / FOLDER / TEXT).write_bytes(made().SerializeToString())
+    settle(home)
+    assert said in refusal(home)
+
+
+def test_memory_that_a_graph_asks_for(home: Path) -> None:
+    """On a machine of a gigabyte, in a process of its own: all files share one limit."""
+    (home / FOLDER / TEXT).write_bytes(doubled(2000, 2000).SerializeToString())
+    settle(home)
+    code = (
+        "import os, resource, sys; real = os.sysconf\n"
+        "os.sysconf = lambda name: 2**30 // real('SC_PAGE_SIZE') if name == 'SC_PHYS_PAGES' else real(name)\n"
+        "from diptych.runtime.model import RuntimeModel\n"
+        "from diptych.errors import RuntimeFault\n"
+        "try: RuntimeModel.open(sys.argv[1], threads=1).encode_text('a')\n"
+        "except RuntimeFault as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, home], capture_output=True, text=True, check=True)
+    megabytes, said = done.stdout.split(maxsplit=1)
+    assert int(megabytes) < 800
+    assert TEXT in said
+
+
+@pytest.mark.parametrize("made", [endless, multiplied])
+def test_work_that_a_graph_asks_for(
+    made: Callable[[], Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diptych.runtime.session.SECONDS", 0.1)
+    (home / FOLDER / TEXT).write_bytes(made().SerializeToString())
+    settle(home)
+    start = time.process_time()
+    assert "terminate" in refusal(home)
+    assert time.process_time() - start < 20
+
+
+GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+PANICS = {"type": "Split", "pattern": {"Regex": "(e+)+$"}, "behavior": "Isolated", "invert": False}
+NO_UNKNOWN = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
+CALLED = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "q", "type_id": 0}}] * 10_000,
+    "pair": [],
+    "special_tokens": {"q": {"id": "q", "ids": [0] * 10_000, "tokens": ["q"] * 10_000}},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 6}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 9000}] * 99}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 40}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}},
+        {"post_processor": CALLED},
+        {"pre_tokenizer": PANICS},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"model": NO_UNKNOWN},
+        {"normalizer": 5},
+        {"model": {"type": "WordLevel", "vocab": {"a": 0, "?": 2**32 - 1}, "unk_token": "?"}},
+    ],
+    ids=["replace", "prepend", "bytes", "huge map", "empty map", "template", "regex", "length", "unknown", "5", "ids"],
+)  # fmt: skip
+def test_tokenizers_that_ask_for_too_much(change: dict[str, Any], siglip: Path, tmp_path: Path) -> None:
+    """In the runtime, and in the folder that transformers reads."""
+    home = shutil.copytree(siglip, tmp_path / "model")
+    state = json.dumps(json.loads((home / FOLDER / TOKENIZER).read_text()) | change)
+    (home / FOLDER / TOKENIZER).write_text(state)
+    settle(home)
+    texts = ["e" * 40 + "b", "zzz"]
+    with pytest.raises(DiptychError):
+        RuntimeModel.open(home, threads=1).encode_text(texts)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / TOKENIZER).write_text(state)
+    (other / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(DiptychError):
+        WordPieceInput(other).read(texts)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"length": 10**12}, {"max_length": -1}, {"length": "8"}, {"pad": 2**40}]
+)
+def test_sizes_of_texts(settings: dict[str, Any], siglip: Path, tmp_path: Path) -> None:
+    home = shutil.copytree(siglip, tmp_path / "model")
+    change_facts(home, lambda facts: facts["texts"].update(settings))
+    assert "tokenizer" in refusal(home)
+
+
+def test_the_size_of_pictures(home: Path) -> None:
+    change_facts(home, lambda facts: facts["images"].update(size=10**6))
+    assert "pictures" in refusal(home)
 
 
 # --- places

@@ -213,16 +213,32 @@ def hostile_folders(folder: Path) -> Attack:
 
 @target
 def runtimes(folder: Path) -> Attack:
-    """ONNX files, tokenizers and facts of the light runtime."""
+    """ONNX files and facts of the light runtime, on a machine of a gigabyte and a half."""
+    import test_runtime_faults as bombs
     from test_runtime import picture_model, written
 
+    from diptych.runtime import session
     from diptych.runtime.folder import REFUSED, worst_cosine
     from diptych.runtime.model import RuntimeModel
 
+    session.SECONDS = 0.2
+    system = os.sysconf
+    CLOSING.enter_context(
+        mock.patch.object(os, "sysconf", lambda name: 400_000 if name == "SC_PHYS_PAGES" else system(name))
+    )
+    made: tuple[Callable[[Random], Any], ...] = (
+        lambda draw: bombs.endless(),
+        lambda draw: bombs.functions(),
+        lambda draw: bombs.outside(draw.choice((*NAMES, "text.onnx", "/dev/zero", "runtime.json"))),
+        lambda draw: bombs.doubled(*(draw.choice((1, 9, 2_000, 2**31)) for _ in range(2))),
+        lambda draw: bombs.multiplied(draw.choice((1, 50, 2_000))),
+        lambda draw: bombs.texts_of(draw.choice((1, 10**4, 2**40))),
+    )
     home = folder / "model"
     written(picture_model(), home)
     expected = RuntimeModel.open(home, threads=1).encode_text(["a red dog"])
     files = [(path, path.read_bytes()) for path in sorted(home.rglob("*")) if path.is_file()]
+    facts = (home / "runtime" / "runtime.json").read_bytes()
     files = [one for one in files if "runtime" in str(one[0]) or one[0].name.startswith("probes")]
 
     def once(draw: Random) -> None:
@@ -230,9 +246,14 @@ def runtimes(folder: Path) -> Attack:
         data = mutated(whole, draw)
         if file.suffix == ".json" and draw.random() < 0.8:
             data = as_json(mutated_json(json.loads(whole), draw), draw)
-        if draw.random() < 0.5:  # of the same size, so that it is opened
+        if file.suffix == ".onnx" and draw.random() < 0.3:
+            data = draw.choice(made)(draw).SerializeToString()
+            data = mutated(data, draw) if draw.random() < 0.3 else data
+        elif draw.random() < 0.5:  # of the same size, so that it is opened
             data = data[: len(whole)].ljust(len(whole), b"\x00")
         file.write_bytes(data)
+        if file.suffix == ".onnx":  # as whoever made the folder would
+            bombs.settle(home)
         try:
             model = RuntimeModel.open(home, threads=1)
             found = model.encode_text(["a red dog"])
@@ -240,6 +261,62 @@ def runtimes(folder: Path) -> Attack:
             assert worst_cosine(found, expected) >= REFUSED, f"{file.name} gives other vectors"
         finally:
             file.write_bytes(whole)
+            (home / "runtime" / "runtime.json").write_bytes(facts)
+
+    return once
+
+
+@target
+def tokenizers(folder: Path) -> Attack:
+    """What a ``tokenizer.json`` may ask for, and what it does to texts of all kinds."""
+    import test_runtime_faults as bombs
+    from tokenizers import Tokenizer
+
+    from diptych.runtime.folder import FOLDER
+    from diptych.runtime.texts import text_reader
+
+    home = folder / FOLDER
+    home.mkdir()
+    pieces = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1, "##a": 2, "b": 3}, "unk_token": "[UNK]",
+              "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}  # fmt: skip
+    split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": r"\s+|\p{P}"}}
+    sound = json.loads(Tokenizer.from_str(json.dumps({"version": "1.0", "model": pieces})).to_str()) | {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "Whitespace"}]},
+    }
+    patterns = (
+        "(a+)+$",
+        "(a|aa)+$",
+        "",
+        "a*a*a*a*b",
+        "(?<x>a\\g<x>*)+$",
+        "(a{1000}){1000}",
+        "\\p{L}",
+        "[",
+        "(?=a)",
+    )
+    further = [
+        bombs.GROWS, bombs.PANICS, bombs.CALLED, bombs.NO_UNKNOWN, [bombs.GROWS] * 9, {"type": "ByteLevel"},
+        {"type": "FixedLength", "length": 0}, {"type": "Prepend", "prepend": "x" * 9_000}, {"type": "NFKD"},
+        {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}, {"type": "Unigram", "vocab": [["a", 0.0]]},
+        *({"type": "Replace", "pattern": {"Regex": one}, "content": "aa"} for one in patterns),
+        *({**split, "pattern": {"Regex": one}} for one in patterns),
+    ]  # fmt: skip
+
+    def once(draw: Random) -> None:
+        state = mutated_json(sound, draw, further)
+        for key in ("normalizer", "pre_tokenizer", "post_processor", "model"):
+            if isinstance(state, dict) and draw.random() < 0.2:
+                state[key] = draw.choice(further)
+        (home / "tokenizer.json").write_bytes(as_json(state, draw))
+        told = {"kind": "pieces", "max_length": 16}
+        told |= (
+            {draw.choice(("length", "pad", "max_length")): draw.choice(NUMBERS)}
+            if draw.random() < 0.1
+            else {}
+        )
+        texts = ["a" * 40 + "b", "a red dog", draw.choice(TEXTS).encode("utf-8", "replace").decode()]
+        text_reader(home, told).read(texts).collate([0, 1])
 
     return once
 

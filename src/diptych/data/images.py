@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DETECTOR_MEAN = (102.9801, 115.9465, 122.7717)  # BGR, 0…255: the bottom-up-attention detector
+MAX_SIDE = 4_096  # pixels of what a model reads; published encoders read at most a thousand
 Resize = Literal["stretch", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
 Augmentation = Literal["window", "x-vlm"]
@@ -139,7 +140,7 @@ class PixelInput(ImageInput):
     ) -> None:
         mean = mean if mean is not None else (DETECTOR_MEAN if bgr else IMAGENET_MEAN)
         std = std if std is not None else ((1.0, 1.0, 1.0) if bgr else IMAGENET_STD)
-        _check(size >= 1, f"size={size} is not a picture side: give a positive number of pixels.")
+        _check(1 <= size <= MAX_SIDE, f"size={size} is not a picture side: give 1 to {MAX_SIDE:,} pixels.")
         _check(len(mean) == 3 and len(std) == 3, "mean and std need three numbers each, one per colour.")
         _check(all(s > 0 for s in std), f"std={tuple(std)} must be positive.")
         _check(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore, Sets, flat_index
+from diptych.data.tokenizers import check_tokenizer, tokenizing
 from diptych.data.vocabulary import (
     END,
     MASK,
@@ -27,7 +28,7 @@ from diptych.data.vocabulary import (
     tokenize,
     vocabulary_words,
 )
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, reason_of
 from diptych.parts import part
 from diptych.progress import track
 from diptych.storage import MODEL
@@ -284,7 +285,7 @@ class WordPieceInput(HubInput):
         backend = self.tokenizer.backend_tokenizer
         encode = backend.encode_batch_fast if fast else backend.encode_batch
         for start in range(0, len(texts), CHUNK):
-            with _TOKENIZER_LOCK:  # the tokenizer keeps these between calls
+            with _TOKENIZER_LOCK, tokenizing(self.tokenizer.name_or_path):  # it keeps these between calls
                 backend.no_padding()
                 backend.enable_truncation(self.max_length, direction=self.tokenizer.truncation_side)
                 encodings = encode(list(texts[start : start + CHUNK]), add_special_tokens=True)
@@ -329,10 +330,16 @@ def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
     if is_path and not Path(source).is_dir():
         raise DataError(f"the tokenizer folder {source} does not exist: check the path.")
     MODEL.check_below(Path(source))
+    for file in sorted(Path(source).glob("tokenizer*.json")) if is_path else ():
+        try:
+            check_tokenizer(MODEL.read(file))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{file} is not read ({reason_of(error, 200)}): copy the model again.") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(source), use_fast=True, local_files_only=is_path, trust_remote_code=False
-        )
+        with tokenizing(source):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(source), use_fast=True, local_files_only=is_path, trust_remote_code=False
+            )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         if is_path:
             raise DataError(f"{source} holds no tokenizer: give tokenizer.json or vocab.txt.") from error

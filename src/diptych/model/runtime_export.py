@@ -35,7 +35,6 @@ from diptych.runtime.folder import (
     PROBES,
     TEXT,
     TEXTS,
-    OnnxSession,
     Probes,
     RuntimeFacts,
     best_folder,
@@ -46,6 +45,7 @@ from diptych.runtime.folder import (
     read_facts,
 )  # fmt: skip
 from diptych.runtime.model import READERS, RuntimeModel
+from diptych.runtime.session import OnnxSession
 from diptych.storage import MODEL, REFUSED, create_folder, replace_folder
 from diptych.types import Features, Inputs, as_inputs
 

@@ -21,7 +21,6 @@ shows. A model that reads features has sets of features instead.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -35,7 +34,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from diptych.errors import RuntimeFault, reason_of
+from diptych.errors import RuntimeFault
 from diptych.storage import MODEL, RUNTIMES, cache_folder, new_file, parse_json, recover_folder
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
@@ -155,12 +154,12 @@ def _check_types(facts: RuntimeFacts) -> None:
     labels = facts.labels
     fine = (
         isinstance(facts.fingerprint, str)
-        and _is_size(facts.dimension)
+        and is_size(facts.dimension)
         and all(
             isinstance(one, dict)
             for one in (facts.images, facts.texts, facts.largest, facts.files, facts.model)
         )
-        and all(one is None or _is_size(one) for one in facts.largest.values())
+        and all(one is None or is_size(one) for one in facts.largest.values())
         and (facts.backbone is None or isinstance(facts.backbone, str))
         and (labels is None or {"view", "names", "thresholds"} <= set(labels))
         and {IMAGE, TEXT} <= set(facts.files)
@@ -173,7 +172,8 @@ def _check_types(facts: RuntimeFacts) -> None:
         raise ValueError("it does not describe two encoders")
 
 
-def _is_size(value: object) -> bool:
+def is_size(value: object) -> bool:
+    """Whether a claim is a number that may be allocated."""
     return type(value) is int and 0 < value <= LARGEST
 
 
@@ -294,69 +294,3 @@ def compare(
     if worst < SAID:
         return f"{what} differ a little from the model's own: worst cosine {worst:.6f} on its probes."
     return None
-
-
-FATAL = 4  # what ONNX Runtime may print: errors are raised, and said once
-
-
-def give_back_memory() -> None:
-    """Return to the system what reading a file has freed; the C library would keep some 20 MB of it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc has it
-        trim(0)
-
-
-class OnnxSession:
-    """A file of a runtime, with the inputs and outputs that belong to it; ``threads`` None: one for each core."""
-
-    def __init__(
-        self, file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int | None = None
-    ) -> None:
-        import onnxruntime  # here, since other commands need none of it
-
-        self.file = file
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = FATAL
-        # threads that spin while they wait for work take twice the CPU time, from decoding among others
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.enable_mem_pattern = False  # a plan of memory for every shape: texts have many
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        self.run_options = onnxruntime.RunOptions()
-        self.run_options.log_severity_level = FATAL
-        self.run_options.only_execute_path_to_fetches = True
-        try:
-            self.session = onnxruntime.InferenceSession(
-                str(MODEL.check(file)), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # ONNX Runtime's own, of many kinds
-            version = onnxruntime.__version__
-            raise RuntimeFault(
-                f"{file} cannot be run by ONNX Runtime {version} ({_reason(error)}): {advice(file.parent.parent)}."
-            ) from error
-        give_back_memory()
-        found = (
-            [one.name for one in self.session.get_inputs()],
-            [one.name for one in self.session.get_outputs()],
-        )
-        if found != (list(inputs), list(outputs)):
-            raise RuntimeFault(
-                f"{file} reads {', '.join(found[0])} and gives {', '.join(found[1])}, not {', '.join(inputs)} and "
-                f"{', '.join(outputs)}: it is the file of another program, {advice(file.parent.parent)}."
-            )
-
-    def __call__(self, output: str, **fed: NDArray[Any]) -> NDArray[np.float32]:
-        """One output of the file for these inputs."""
-        try:
-            (found,) = self.session.run([output], fed, self.run_options)
-        except Exception as error:  # ONNX Runtime's own, of many kinds
-            shapes = ", ".join(f"{name} {value.shape}" for name, value in fed.items())
-            raise RuntimeFault(
-                f"{self.file} failed on {shapes} ({_reason(error)}): {advice(self.file.parent.parent)}."
-            ) from error
-        return np.asarray(found, dtype=np.float32)
-
-
-def _reason(error: Exception) -> str:
-    """What ONNX Runtime says, without its name."""
-    return reason_of(error, 200).removeprefix("[ONNXRuntimeError] : ")

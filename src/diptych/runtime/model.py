@@ -22,7 +22,6 @@ from diptych.runtime.folder import (
     IMAGE,
     PROBES,
     TEXT,
-    OnnxSession,
     Probes,
     RuntimeFacts,
     advice,
@@ -31,6 +30,7 @@ from diptych.runtime.folder import (
     file_facts,
     read_facts,
 )
+from diptych.runtime.session import OnnxSession
 from diptych.runtime.texts import text_reader
 from diptych.storage import MODEL
 

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
+from diptych.data.tokenizers import check_tokenizer, tokenizing
 from diptych.errors import RuntimeFault
-from diptych.runtime.folder import TOKENIZER, VOCABULARY, advice
+from diptych.runtime.folder import LARGEST, TOKENIZER, VOCABULARY, advice, is_size
 from diptych.storage import MODEL, parse_json
 
 
@@ -41,21 +42,26 @@ class Pieces(TextInput):
     ) -> None:
         from tokenizers import Tokenizer
 
-        self.backend = Tokenizer.from_buffer(MODEL.read(file))
+        if not (is_size(max_length) and (length is None or is_size(length)) and 0 <= pad <= LARGEST):
+            raise ValueError(f"sizes of texts that are none: {max_length}, {length}, {pad}")
+        content = MODEL.read(file)
+        check_tokenizer(content)
+        self.file = file
+        with tokenizing(file):
+            self.backend = Tokenizer.from_buffer(content)
         self.backend.no_padding()
         self.backend.enable_truncation(max_length, direction=cut)
         self.pad, self.length, self.side, self.masked = pad, length, side, masked
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
         lists: list[list[int]] = []
-        for start in range(0, len(texts), CHUNK):
-            encoded = self.backend.encode_batch_fast(
-                list(texts[start : start + CHUNK]), add_special_tokens=True
-            )
-            lists += [one.ids for one in encoded]
-        if self.length is not None:
-            return self._fixed(lists, self.length)
-        ids, offsets = flatten(lists)
+        with tokenizing(self.file):
+            for start in range(0, len(texts), CHUNK):
+                some = list(texts[start : start + CHUNK])
+                lists += [one.ids for one in self.backend.encode_batch_fast(some, add_special_tokens=True)]
+            if self.length is not None:
+                return self._fixed(lists, self.length)
+            ids, offsets = flatten(lists)
         return TokenTexts(ids, np.full_like(ids, -1), offsets, self.pad)
 
     def _fixed(self, lists: Sequence[Sequence[int]], length: int) -> TextStore:
