@@ -313,3 +313,10 @@ def test_kitty_gets_pictures_in_its_protocol(
             whole = ""
     assert len(found) == 2
     assert max(max(size) for size in found) == preview.COLUMNS * preview.PIXELS
+
+
+@pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000)])
+def test_a_line_of_pixels_is_shown(size: tuple[int, int], terminal: pytest.MonkeyPatch) -> None:
+    """It had no height, which PNG does not know."""
+    terminal.setenv("KITTY_WINDOW_ID", "1")
+    assert "a=T" in preview._kitty([preview._fit(Image.new("RGB", size))])

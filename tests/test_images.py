@@ -18,6 +18,7 @@ from diptych.data.arrays import Sets
 from diptych.data.decode.extra_formats import IMAGE_SUFFIXES
 from diptych.data.decode.opening import FORMATS, open_image
 from diptych.data.images import DETECTOR_MEAN, IMAGENET_MEAN, IMAGENET_STD, PixelInput, RegionInput, as_item
+from diptych.data.processors import ProcessedPixels
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.parts import describe, rebuild
 from diptych.types import as_inputs
@@ -439,3 +440,12 @@ def test_inputs_rebuild_themselves() -> None:
     assert np.array_equal(
         PixelInput(32, bgr=True)([image]), rebuild(describe(PixelInput(32, bgr=True)))([image])
     )
+
+
+def test_a_line_of_pixels_is_resized_in_its_middle() -> None:
+    """The short side of one pixel made a picture of 9 GB of it."""
+    line = Image.new("RGB", (1, 60_000), "red")
+    line.putpixel((0, 30_000), (0, 0, 255))
+    pixels = np.asarray(ProcessedPixels(8, (8, 8))([line]))
+    assert pixels.shape == (1, 3, 8, 8)
+    assert len(np.unique(pixels[0, 2])) > 1

@@ -60,7 +60,10 @@ def _fit(picture: Image.Image) -> Image.Image:
     from PIL import ImageOps
 
     scale = PIXELS if is_kitty() else 1
-    return ImageOps.contain(picture.convert("RGB"), (COLUMNS * scale, 2 * ROWS * scale))
+    small = ImageOps.contain(picture.convert("RGB"), (COLUMNS * scale, 2 * ROWS * scale))
+    return (
+        small if all(small.size) else small.resize([max(1, side) for side in small.size])
+    )  # a line of pixels
 
 
 def _shorten(caption: str) -> str:

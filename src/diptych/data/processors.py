@@ -12,12 +12,13 @@ from PIL import Image
 
 from diptych.data.arrays import Arrays, Sets
 from diptych.data.decode.opening import to_rgb
-from diptych.data.images import ImageInput, Items, pictures_of, stack_features
+from diptych.data.images import MAX_SIDE, ImageInput, Items, pictures_of, stack_features
 from diptych.errors import SettingsError
 from diptych.parts import part
 
 HALF = (0.5, 0.5, 0.5)
 BYTE = 1 / 255
+LONGEST = 200  # how many times its short side of a picture is resized: no model reads more of it
 SEARCH_STEP = 1e-5  # precision to which NaFlex finds the scale of a picture
 
 
@@ -42,8 +43,11 @@ class ProcessedPixels(ImageInput):
         centre: Literal["floor", "round"] = "floor",
     ) -> None:
         sides = [size] if isinstance(size, int) else list(size)
-        if min(sides) < 1 or len(sides) > 2:
-            raise SettingsError(f"size={size} is not a picture size: give the short side or (height, width).")
+        if not all(1 <= side <= MAX_SIDE for side in [*sides, *(crop or ())]) or len(sides) > 2:
+            raise SettingsError(
+                f"size={size} and crop={crop} are no sizes of pictures: give the short side or (height, width), of at "
+                f"most {MAX_SIDE:,} pixels."
+            )
         if isinstance(size, int) and crop is None:
             raise SettingsError("a short side alone leaves pictures of many shapes: give crop as well.")
         self.size, self.crop, self.round = size, crop, centre == "round"
@@ -59,7 +63,10 @@ class ProcessedPixels(ImageInput):
 
     def _prepare(self, picture: Image.Image) -> NDArray[np.float32]:
         image = to_rgb(picture)
-        image = image.resize(self._target(image.size), self.filter)
+        width, height = (min(side, LONGEST * min(image.size)) for side in image.size)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        box = (left, top, left + width, top + height)  # of a line of pixels, the middle
+        image = image.resize(self._target((width, height)), self.filter, box)
         if self.crop is not None:
             height, width = self.crop
             left, top = self._offset(image.width - width), self._offset(image.height - height)
@@ -94,8 +101,10 @@ class PatchedPixels(ImageInput):
         resample: int = 2,
         scale: float = BYTE,
     ) -> None:
-        if patch_size < 1 or max_patches < 1:
-            raise SettingsError(f"{max_patches} patches of {patch_size} pixels: give positive numbers.")
+        if patch_size < 1 or not 1 <= max_patches * patch_size**2 <= MAX_SIDE**2:
+            raise SettingsError(
+                f"{max_patches} patches of {patch_size} pixels: give positive numbers, of at most {MAX_SIDE}² pixels."
+            )
         self.patch_size, self.max_patches, self.filter = patch_size, max_patches, _filter(resample)
         self.side = patch_size * math.ceil(math.sqrt(max_patches))
         self._mean, self._std, self._scale = _colours(mean), _colours(std), np.float32(scale)
