@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 from colours import ColourModel
+from commands import diptych
 from written import encoded, save_part, save_pictures
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.check import check
+from diptych.data.decode.opening import open_image
 from diptych.data.files import expand
-from diptych.data.formats import open_captions
-from diptych.errors import DataError, DiptychError
+from diptych.data.formats import find, open_captions
+from diptych.errors import DataError, DiptychError, ImageError
 from diptych.index.ingest.build import index_collection
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -227,3 +230,19 @@ def test_rows_of_deep_values_cost_their_images(folder: Path) -> None:
     except DiptychError:
         pytest.fail("one cell stopped the run")
     np.testing.assert_equal(built.images, 1)
+
+
+@pytest.mark.parametrize("name", ["train.tar", "train.parquet", "train_caps.txt"])
+def test_a_pipe_among_data_is_refused(name: str, tmp_path: Path) -> None:
+    """Whoever opened it would wait for ever."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=name):
+        find(tmp_path)
+
+
+def test_a_picture_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jpg")
+    (tmp_path / "a.csv").write_text("image,text\na.jpg,x\n")
+    with pytest.raises(ImageError, match=r"a\.jpg"):
+        open_image(tmp_path / "a.jpg")
+    assert "a.jpg" in diptych("data", "check", tmp_path / "a.csv", status=1).stdout

@@ -13,6 +13,7 @@ from typing import Any
 
 from diptych.data.captions import Captions, canonical_split
 from diptych.data.decode.extra_formats import left_out_by_kind
+from diptych.data.decode.opening import is_special
 from diptych.data.files import find_files
 from diptych.data.problems import Problems
 from diptych.errors import DataError, DiptychError, SettingsError
@@ -203,6 +204,9 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
             raise DataError(f"{path} is not in the format '{name}': expected {data_format.description}.")
         return data_format
     place = as_path(path)
+    for file in (place, *(sorted(place.iterdir()) if place.is_dir() else ())):
+        if is_special(file):
+            raise DataError(f"{file} is a pipe or a device, which may have no end: move it out of the data.")
     if columns:
         from diptych.data.readers import manifest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -24,6 +25,15 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 STRIP = 4_000_000  # pixels converted at once: a whole copy of a large picture takes hundreds of megabytes
 TILE_TAGS = (322, 323)  # of TIFF: sides of a tile, which is decoded whole however small the picture is
 _header_lock = threading.Lock()
+
+
+def is_special(path: Path) -> bool:
+    """Whether whoever opens a file may wait for ever: a pipe, a device, a socket."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # of a file that is not there, or of none: whoever opens it says so
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def open_image(
@@ -58,6 +68,10 @@ def undecoded(
     stream: BinaryIO
     try:
         if isinstance(source, str | Path):
+            if is_special(Path(source)):
+                raise ImageError(
+                    f"{label} is a pipe or a device, which may have no end: give the path of an image."
+                )
             stream = handle = open(source, "rb")  # noqa: SIM115  closed below, after decoding
         else:
             stream = io.BytesIO(source) if isinstance(source, bytes) else source
