@@ -30,11 +30,16 @@ PACKAGE = Path(__file__).parent.parent / "src" / "diptych"
 TOUCHING = {
     "open", "read_bytes", "read_text", "write_bytes", "write_text", "unlink", "rename", "truncate", "touch",
     "symlink_to", "hardlink_to", "rmdir", "rmtree", "copyfile", "copytree", "memmap", "fromfile", "safe_open",
-    "load_file", "save_file", "from_file", "InferenceSession",
+    "load_file", "save_file", "from_file", "InferenceSession", "connect", "FileIO", "ZipFile", "TarFile", "ParquetFile",
+    "ParquetWriter", "read_table", "memory_map", "renames", "link", "symlink", "mkfifo", "mknod", "chmod", "chown",
+    "utime", "removedirs", "copy2", "savez", "savetxt", "loadtxt", "genfromtxt", "NamedTemporaryFile", "mkstemp",
+    "FileResponse", "system", "Popen",
 }  # fmt: skip
 ALSO_OF_TEXTS = {"replace", "remove", "copy", "move"}  # of ``os`` and ``shutil``, or of a path
+HANDED = {"open", "unlink", "rmtree", "truncate", "read_bytes", "read_text", "rename"}
+ALSO_OF_ARRAYS = {("np", "load"), ("np", "save"), ("torch", "load"), ("torch", "save")}
 THROUGH = {"FILES", "HIDDEN", "MODEL", "CACHE", "_FILES", "names"}  # Entries
-NO_FILES = {"Image", "Searcher", "RuntimeModel", "graph", "engine", "_av", "_decoders", "files", "sources"}
+NO_FILES = {"psycopg", "Searcher", "RuntimeModel", "graph", "engine", "_av", "_decoders", "files", "sources"}
 """What has an ``open`` of its own, for bytes, for an index or for a picture of the user."""
 USERS = (
     "data/readers/", "data/decode/", "data/arrays.py", "data/concepts.py", "data/corrections.py", "data/files.py",
@@ -46,15 +51,34 @@ USERS = (
 """Data that a person names, which may contain links, and the results that a person asks for."""
 ALLOWED = {
     ("parts.py", "read_text"): "sources of this package",
+    ("cache/local_features.py", "connect"): "of a path from CACHE.check",
+    ("encoders/lite0.py", "load"): "a file of another package",
+    ("evaluation/score_matrix.py", "load"): "scores that a person names",
+    (
+        "index/engines/embedded/connections.py",
+        "connect",
+    ): "memory, or the catalog, whose folder is checked before",
+    ("index/engines/embedded/store.py", "connect"): "into a folder of create_folder, whose name nobody knows",
+    ("index/engines/embedded/verify.py", "connect"): "memory",
+    ("index/query/words.py", "connect"): "memory",
+    ("index/query/readable.py", "load"): "a file of this package",
+    ("runs/published.py", "load"): "a published checkpoint that a person names",
+    ("runtime/session.py", "open"): "of a descriptor from MODEL.open",
+    ("runtime/session.py", "InferenceSession"): "of a path from MODEL.check",
+    ("vectors/files.py", "ParquetFile"): "of a file from Entries",
+    ("vectors/files.py", "ParquetWriter"): "of a file from Entries",
     ("encoders/class_words.py", "load_file"): "a file of this package",
     ("index/query/readable.py", "open"): "a file of this package",
     ("tables.py", "read_text"): "files of this package",
+    ("addresses.py", "read_text"): "a file of this package",
+    ("cli/flags.py", "read_text"): "a file of this package",
+    ("registries.py", "read_text"): "a file of this package",
+    ("web/reference.py", "read_text"): "a file of this package",
     ("web/app.py", "read_bytes"): "files of this package",
     ("weights.py", "load_file"): "of a path from MODEL.check",
     ("weights.py", "save_file"): "into a folder of replace_folder, whose name nobody knows",
     ("training/checkpoint.py", "save_file"): "into a folder of replace_folder, whose name nobody knows",
     ("runtime/folder.py", "safe_open"): "of a path from MODEL.check",
-    ("runtime/folder.py", "InferenceSession"): "of a path from MODEL.check",
     ("cache/rows.py", "memmap"): "of a path from HIDDEN.check",
     ("cache/rows.py", "replace"): "renames a file, whatever has the other name",
     ("cache/feature_pack.py", "touch"): "of a path from FILES.path",
@@ -70,16 +94,30 @@ ALLOWED = {
 def touched(source: str) -> list[tuple[str, int]]:
     """(name, line) of calls that open, change or remove a file without ``Entries``."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias) and node.asname and node.name in TOUCHING | ALSO_OF_TEXTS:
+            found.append((node.name, node.lineno))  # from os import open as anything
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in called:  # a function handed on
+            name, whose = getattr(node, "attr", getattr(node, "id", "")), ast.unparse(node).rpartition(".")[0]
+            if (
+                isinstance(node.ctx, ast.Load)
+                and name in HANDED
+                and whose in ("", "os", "io", "shutil", "Path")
+            ):
+                found.append((name, node.lineno))
         if not isinstance(node, ast.Call):
             continue
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         whose = getattr(owner, "attr", getattr(owner, "id", ""))
         if name in ALSO_OF_TEXTS:
-            one = name == "replace" and owner is not None and len(node.args) == 1 and not node.keywords
+            one = name == "replace" and owner is not None and len(node.args) + len(node.keywords) == 1
             if whose in ("os", "shutil") or one:
                 found.append((name, node.lineno))
+        elif (whose, name) in ALSO_OF_ARRAYS:
+            found.append((name, node.lineno))
         elif name in TOUCHING and whose not in THROUGH | NO_FILES:
             bare = owner is None and name in ("write_bytes", "write_text")  # those of storage.py
             if not bare:
@@ -107,6 +145,11 @@ def test_nothing_goes_round_it() -> None:
     [
         "(folder / name).read_bytes()", "open(path)", "os.open(path, 0)", "path.unlink()", "os.rename(a, b)",
         "os.replace(a, b)", "a.replace(b)", "os.remove(a)", "shutil.rmtree(a)", "load_file(path)",
+        "(folder / name).open()", "Path.open(folder / name)", "np.load(folder / name)", "np.save(path, a)",
+        "np.memmap(path)", "Image.open(folder / name)", "sqlite3.connect(folder / name)", "io.FileIO(path)",
+        "mmap.mmap(os.open(path, 0), 0)", "io.open(path)", "tarfile.open(path)", "zipfile.ZipFile(path)",
+        "torch.load(path)", "shutil.copy2(a, b)", "shutil.move(a, b)", "a.replace(target=b)", "os.symlink(a, b)",
+        "op = open", "map(os.unlink, names)", "from os import unlink as gone", "a.chmod(0)", "FileResponse(a / b)",
     ],
 )  # fmt: skip
 def test_the_search_would_notice(source: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from small import pictures, precomputed, texts
 
 from diptych.cache.local_features import LocalFeatures, features_place
 from diptych.data.formats import open_captions
-from diptych.errors import IndexFault, QueryError, SettingsError
+from diptych.errors import DataError, IndexFault, QueryError, SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Query, Term
@@ -199,3 +202,58 @@ def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> Non
             assert hits.ids == expected_order(model, photos, "a red dog")
         finally:
             service.close()
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """Local features of one image."""
+    place = tmp_path / "i.index.features"
+    store = LocalFeatures(place, "m", create=True)
+    store.put([("a", "1", np.ones((2, 3), np.float16))])
+    store.close()
+    return place
+
+
+def forged(place: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(place)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT 'm', 'a', '1', x, x FROM n"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("DROP TABLE features", f"CREATE VIEW features(model, id, content, elements, data) AS {ENDLESS}"),
+        ("CREATE TRIGGER t AFTER INSERT ON features BEGIN DELETE FROM features; END",),
+        ("CREATE TABLE more (a)",),
+    ],
+)
+def test_another_schema_is_refused(statements: tuple[str, ...], strange: Path) -> None:
+    forged(strange, *statements)
+    with pytest.raises(IndexFault, match=r"i\.index\.features"):
+        LocalFeatures(strange, "m").contents()
+
+
+@pytest.mark.parametrize(
+    "change", ["elements = 0", "elements = 7", "elements = 'x'", "data = 5", "data = x'00'"]
+)
+def test_values_that_are_no_features(change: str, strange: Path) -> None:
+    forged(strange, f"UPDATE features SET {change}")
+    with pytest.raises(IndexFault, match=r"i\.index\.features"):
+        LocalFeatures(strange, "m").get([("a", "1")])
+
+
+@pytest.mark.parametrize("end", ["", "-wal"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_local_features_are_plain_files(kind: str, end: str, strange: Path, tmp_path: Path) -> None:
+    place = strange.with_name(strange.name + end)
+    place.unlink(missing_ok=True)
+    (tmp_path / "thesis").write_bytes(b"years of work")
+    place.symlink_to(tmp_path / "thesis") if kind == "link" else os.mkfifo(place)
+    with pytest.raises(DataError, match="plain file"):
+        LocalFeatures(strange, "m", create=True)
+    assert (tmp_path / "thesis").read_bytes() == b"years of work"

@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
-from diptych.storage import storing
+from diptych.storage import CACHE, storing
 
 SUFFIX = ".features"  # behind the name of the index
-_LAYOUT = """
-create table if not exists features (
+_LAYOUT = """CREATE TABLE features (
   model text not null, id text not null, content text not null, elements integer not null, data blob not null,
   primary key (model, id)
-) without rowid
-"""
+) without rowid"""
+_SCHEMA = [("table", "features", _LAYOUT)]
 
 
 def features_place(index: str | Path) -> Path:
@@ -43,17 +42,25 @@ class LocalFeatures:
         self.path, self.model = path, model
         self._lock = threading.Lock()  # one connection, any thread
         with storing(path):
+            for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
+                CACHE.check(path.with_name(path.name + end))
             try:
                 self._database = sqlite3.connect(path, check_same_thread=False)
-                if create:
+                found = self._database.execute("select type, name, sql from sqlite_schema").fetchall()
+                found = [(kind, name, str(sql).rstrip()) for kind, name, sql in found]
+                if create and not found:
                     self._database.execute("pragma journal_mode = wal")
                     self._database.execute(_LAYOUT)
                     self._database.commit()
-                self._database.execute("select 1 from features limit 1")
+                elif found != _SCHEMA:  # a stranger's views and triggers would run
+                    raise self._strange("other tables")
             except sqlite3.DatabaseError as error:
-                raise IndexFault(
-                    f"{path} holds no local features ({error}): remove it, and index with --local_features."
-                ) from error
+                raise self._strange(error) from error
+
+    def _strange(self, reason: object) -> IndexFault:
+        return IndexFault(
+            f"{self.path} holds no local features ({reason}): remove it, and index with --local_features."
+        )
 
     def contents(self) -> dict[str, str]:
         """The content that each image's features were computed from, by id."""
@@ -82,6 +89,9 @@ class LocalFeatures:
                     "select elements, data from features where model = ? and id = ? and content = ?",
                     (self.model, id, content),
                 ):
+                    sound = type(elements) is int and elements > 0 and type(data) is bytes
+                    if not sound or len(data) % (2 * elements) or not data:
+                        raise self._strange(f"other values for {id!r:.80}")
                     found[id] = np.frombuffer(data, np.float16).reshape(elements, -1)
         return found
 
