@@ -130,29 +130,24 @@ def _add(draft: Draft, path: Path, split: str, file: str, tags: Sequence[str], m
         raise DataError(f"{regions} is missing: it holds the region features (N, 36, D) of the split.")
     store = ArrayStore(regions)
     images: ImageStore = store
-    table, labels = read_mat(path / f"{file}_tag.mat"), read_mat(path / f"{file}_label.mat")
-    for matrix, name in ((table, f"{file}_tag.mat"), (labels, f"{file}_label.mat")):
-        if len(matrix) != len(store):
+    tables, scores = [path / f"{file}_{name}.mat" for name in ("tag", "label")], path / f"{file}_cls.npy"
+    table, labels = map(read_mat, tables)
+    classes = RegionClasses(scores, most) if scores.is_file() else None
+    for rows, place in ((table, tables[0]), (labels, tables[1]), (classes, scores)):
+        if rows is not None and len(rows) != len(store):
             raise DataError(
-                f"{path / name} has {len(matrix)} rows, {regions.name} {len(store)}: use files of one split."
+                f"{place} has {len(rows)} rows, {regions.name} {len(store)}: use files of one split."
             )
     if table.shape[1] != len(tags):
         raise DataError(f"{path} has {table.shape[1]} tag columns for {len(tags)} tags: use its own list.")
     names = column_names(path / "labels.txt", "label", labels.shape[1], draft.problems)
-    classes = None
-    if (path / f"{file}_cls.npy").is_file():
-        classes = RegionClasses(path / f"{file}_cls.npy", most)
-        if len(classes) != len(store):
+    if classes is not None and classes.scores.shape[1] > most:
+        if classes.scores.shape[:2] != store.shape[:2]:
             raise DataError(
-                f"{path / f'{file}_cls.npy'} has {len(classes)} rows for {len(store)} images: use files of one split."
+                f"{scores} has {classes.scores.shape[1]} regions an image and {regions.name} {store.shape[1]}: use "
+                "files of one detector."
             )
-        if classes.scores.shape[1] > most:
-            if classes.scores.shape[:2] != store.shape[:2]:
-                raise DataError(
-                    f"{path / f'{file}_cls.npy'} has {classes.scores.shape[1]} regions an image and {regions.name} "
-                    f"{store.shape[1]}: use files of one detector."
-                )
-            images = BestRegions(store, classes)
+        images = BestRegions(store, classes)
     for row in range(len(store)):
         columns: dict[str, Any] = {COLUMN: tuple(names[c] for c in np.flatnonzero(labels[row]).tolist())}
         if classes is not None:

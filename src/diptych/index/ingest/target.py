@@ -199,10 +199,8 @@ def missing_ids(index: Index) -> list[str]:
                 f"the folder {one.root} is not there, perhaps a drive that is not mounted, nothing was removed: bring "
                 f"it back, or remove all its items with --collection {one.root}."
             )
-        for some in batches(ids):
-            for item in index.get(some):
-                if item is not None and item.path and index.file(item) is None:
-                    missing.append(item.id)
+        items = (item for some in batches(ids) for item in index.get(some) if item is not None)
+        missing += [item.id for item in items if item.path and index.file(item) is None]
     return missing
 
 

@@ -67,7 +67,8 @@ class Condition:
         if self.operator in ("=", "in"):
             allowed = {(kind_of(v), v) for v in self.values}
             return lambda value: not isinstance(value, list | tuple) and (kind_of(value), value) in allowed
-        return lambda value: _ordered(value, self.operator, self.values[0])
+        compare, limit, kind = ORDERS[self.operator], self.values[0], kind_of(self.values[0])
+        return lambda value: kind_of(value) == kind != "boolean" and bool(compare(value, limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +187,6 @@ def like_test(pattern: str) -> Callable[[str], bool]:
     middle = "".join(f"(?>.*?{piece})" for piece in rest[:-1])
     whole = re.compile(head + middle + "".join(f".*{tail}" for tail in rest[-1:]), re.DOTALL)
     return lambda text: whole.fullmatch(text) is not None
-
-
-def _ordered(value: Any, operator: str, limit: Value) -> bool:
-    if kind_of(value) != kind_of(limit) or isinstance(value, bool):
-        return False
-    return bool(ORDERS[operator](value, limit))
 
 
 def _contains(value: Any, wanted: Value) -> bool:

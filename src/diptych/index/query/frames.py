@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diptych.data.decode.extra_formats import is_video
-from diptych.index.protocol import Hit, Item
+from diptych.index.protocol import Hit, Item, kind_of
 
 if TYPE_CHECKING:  # opening an index must not cost the memory of torch
     from diptych.data.captions import StoredImage
@@ -27,10 +27,8 @@ class Frame:
 
 def frame_of(item: Item) -> Frame | None:
     """Which frame of which video an item is; None for anything else, whatever columns it has."""
-    time = item.metadata.get(TIME)
-    if item.kind != "image" or not is_video(item.path):
-        return None
-    if isinstance(time, bool) or not isinstance(time, int | float):
+    time: Any = item.metadata.get(TIME)
+    if item.kind != "image" or not is_video(item.path) or kind_of(time) != "number":
         return None
     return Frame(item.collection, item.path, float(time))
 
