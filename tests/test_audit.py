@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -300,6 +301,28 @@ def test_vectors_of_a_model_are_compared_as_they_are():
     assert found.near == []
     assert any("by heart" in note for note in found.notes)
     assert audit_vectors(captions, images, v, "h").near[0][:2] == (0, 1)
+
+
+def test_pictures_that_are_all_the_same_say_nothing():
+    x, v, image_of = made(100)
+    captions = captions_of(image_of, 100, text_ids=[f"t{n}" for n in range(len(v))])
+    found = audit_vectors(captions, np.ones_like(x), v, "h")
+    assert found.wrong.low == 0.0
+    assert any("nothing to do with each other" in note for note in found.notes)
+
+
+def test_ids_of_any_characters_are_written_and_read_back(tmp_path: Path):
+    x, v, image_of = made(60)
+    v[:40] = v[100:140]
+    ids = [f'a,"{n}"\n' if n % 3 == 0 else f"\udcff{n}" if n % 3 == 1 else f" é{n}" for n in range(60)]
+    texts = ["half \ud800" if n == 0 else "</script><b>" for n in range(300)]
+    captions = replace(captions_of(image_of, 60, texts=texts), image_ids=ids)
+    found = audit_vectors(replace(captions, text_ids=text_names(captions)), x, v, data_hash(captions))
+    found.save(tmp_path)
+    assert json.loads((tmp_path / "audit.json").read_text("utf-8"))["pairs"][0]["image_id"] in ids
+    wrong = read_corrections(tmp_path / "suggested.csv")
+    assert len(wrong) >= 20
+    assert len(apply_corrections(captions, tmp_path / "suggested.csv").texts) == 300 - len(wrong)
 
 
 def test_too_few_pairs_are_refused(photos: Path):

@@ -26,6 +26,8 @@ from diptych.progress import counted
 
 PREVIEW_IMAGES = 6  # images that a notebook shows
 
+HALVES = "surrogatepass"  # file names that are not UTF-8 hold halves of characters
+
 StoredImage = Image.Image | NDArray[Any]
 """One image as a store gives it: a picture, or the features of one (R, D)."""
 
@@ -205,9 +207,9 @@ class Captions:
         """A hash of ids, splits, texts, pairing and image contents: two equal data sets share it."""
         digest = hashlib.sha256()
         for row, (image_id, split) in enumerate(zip(self.image_ids, self.splits, strict=True)):
-            digest.update(f"{image_id}\0{split}\0{self.images.content_key(row)}\0".encode())
+            digest.update(f"{image_id}\0{split}\0{self.images.content_key(row)}\0".encode("utf-8", HALVES))
         for text in self.texts:
-            digest.update(text.encode() + b"\0")
+            digest.update(text.encode("utf-8", HALVES) + b"\0")
         digest.update(np.ascontiguousarray(self.image_of).tobytes())
         if self.picture_of is not None:
             digest.update(np.ascontiguousarray(self.picture_of).tobytes())

@@ -47,8 +47,9 @@ class Correction:
 
 def read_corrections(path: str | Path) -> list[Correction]:
     """The corrections of a file, each pair once."""
+    place = Path(str(path)).expanduser()
     try:
-        with Path(str(path)).expanduser().open(encoding="utf-8-sig", newline="") as file:
+        with place.open(encoding="utf-8-sig", errors="surrogatepass", newline="") as file:
             table = csv.DictReader(file)
             if tuple(table.fieldnames or ()) != COLUMNS:
                 raise DataError(

@@ -34,7 +34,7 @@ from diptych.errors import DataError, ImageError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.reports.audit import SIDE, Question, audit_page
 from diptych.runs.reading import encode_split
-from diptych.storage import write_text
+from diptych.storage import write_bytes
 from diptych.training.teachers import Teachers
 
 FEWEST = 200  # pairs: with fewer, planted errors say nothing about an interval
@@ -148,12 +148,6 @@ class Audit:
 
     def save(self, folder: Path) -> None:
         """Write ``audit.json``, the page ``audit.html``, and ``suggested.csv``: corrections that nobody has seen."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "audit.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
-        write_text(
-            folder / "audit.html",
-            audit_page(f"Audit of {self.captions.name}", self.lines(), self.questions(), self.hash),
-        )
         out = io.StringIO()
         table = csv.writer(out)
         table.writerow(COLUMNS)
@@ -161,7 +155,14 @@ class Audit:
             if self.wrong.probability[row] >= LIKELY:
                 named = self._pair(row)
                 table.writerow([named["image_id"], named["text_id"], "wrong", "diptych audit", self.hash])
-        write_text(folder / "suggested.csv", out.getvalue())
+        page = audit_page(f"Audit of {self.captions.name}", self.lines(), self.questions(), self.hash)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text, halves in (  # a file name may hold half of a character
+            ("audit.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False), "backslashreplace"),
+            ("audit.html", page, "backslashreplace"),
+            ("suggested.csv", out.getvalue(), "surrogatepass"),
+        ):
+            write_bytes(folder / name, text.encode("utf-8", halves))
 
     def questions(self) -> list[Question]:
         """What the page asks: the worst pairs, then the best missing positives."""

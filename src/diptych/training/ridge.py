@@ -102,7 +102,8 @@ class NormalEquations:
         """W (D, C) at one λ, by a solve instead of the eigendecomposition that gives every λ."""
         x, v = self.x / self.images, self.v / self.images
         spread = self.xx - self.images * np.outer(x, x)
-        spread[np.diag_indices_from(spread)] += shrinkage * np.trace(spread) / len(x)
+        least = 1e-9  # pictures that are all the same have no spread
+        spread[np.diag_indices_from(spread)] += max(shrinkage * np.trace(spread) / len(x), least)
         found = np.linalg.solve(spread, self.xv - self.images * np.outer(x, v))
         return np.asarray(found.T, np.float64)
 
