@@ -259,7 +259,8 @@ def test_mistakes_are_named_before_anything_is_trained(
     sts = ["ablate", "cusa", "--table", "hosts", "--data", f"f30k={data}", "--data", f"sts={data}"]
     assert "SentEval" in refused(*sts, "--output_dir", tmp_path / "runs", *flags(QUICK))
     hosts = arguments("cusa", "hosts", f"f30k={data}", tmp_path / "runs")
-    for name, teacher, wrong in (("SGR", "text", "bigru"), ("SGR + USA", "image", "lite0")):
+    wrongs = [("SGR", "text", "bigru"), ("SGR + USA", "image", "lite0"), ("SGR + USA", "image", "none.npy")]
+    for name, teacher, wrong in wrongs:
         said = refused(*hosts, "--row", "SGR", "--row", name, f"--{teacher}_teacher", wrong)
         assert "teach" in said
     for content, words in (

@@ -90,8 +90,7 @@ def _beside_earlier(place: Path, content: dict[str, Any]) -> dict[str, Any]:
     earlier = parse_json(MODEL.read(file)) if file.exists() else {}
     if "format" not in earlier:  # of earlier versions: metrics of the validation split by row
         return content | ({"earlier": earlier} if earlier else {})
-    kept = {"earlier": earlier["earlier"]} if "earlier" in earlier else {}
-    return content | kept | {"rows": {**earlier["rows"], **content["rows"]}}
+    return earlier | content | {"rows": {**earlier["rows"], **content["rows"]}}
 
 
 class Runner:

@@ -77,8 +77,10 @@ class Teachers:
         return vectors_of_images(teacher, captions.images, live=live, show_progress=show_progress)
 
     def check(self, captions: Captions) -> None:
-        """Refuse models that are not there, or cannot look at these images, before anything is trained."""
-        if not self._source.endswith(VECTOR_FILES):
+        """Refuse models and files that are not there, or not for these images, before anything is trained."""
+        if self._source.endswith(VECTOR_FILES):
+            self.image_vectors(captions, device=torch.device("cpu"), show_progress=False)
+        else:
             self._of_images(captions).check(captions.images)
         named.text_teacher(self.text, self.project)
 
