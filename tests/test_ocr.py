@@ -149,3 +149,11 @@ def test_the_command_reads_and_keeps_the_words(tmp_path: Path, monkeypatch: pyte
     assert (
         "Emergency" in diptych("search", place, "x", "--filter", f'{COLUMN} contains "merg"', "--json").stdout
     )
+
+
+def test_a_line_of_pixels_is_named_and_left(tmp_path: Path) -> None:
+    """RapidOCR raises an error of its own, which ended the pass."""
+    Image.new("RGB", (60_000, 1)).save(tmp_path / "line.png")
+    said: list[str] = []
+    assert read_written(make(tmp_path, ["line.png"]), picture_reader(), say=said.append) == 0
+    assert "line.png" in said[0]

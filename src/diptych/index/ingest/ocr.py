@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from diptych.data.decode.opening import open_image
-from diptych.errors import DataError, import_extra
+from diptych.errors import DataError, import_extra, reason_of
 from diptych.index.base import Index
 from diptych.index.engines.opening import open_index
 from diptych.index.models import Say, tell
@@ -38,7 +38,10 @@ def picture_reader() -> Reader:
 
     def read(picture: Image.Image) -> str:
         blue_first = np.ascontiguousarray(np.asarray(picture.convert("RGB"))[:, :, ::-1])
-        return " ".join(engine(blue_first).txts or ())[:LONGEST]
+        try:
+            return " ".join(engine(blue_first).txts or ())[:LONGEST]
+        except Exception as error:  # RapidOCR's own: of a line of pixels, for one
+            raise DataError(f"RapidOCR fails on it ({reason_of(error, 200)}).") from error
 
     return read
 
@@ -68,7 +71,7 @@ def _read_some(index: Index, items: Sequence[Item], reader: Reader, say: Say) ->
         try:
             words = "" if file is None else reader(open_image(file))
         except (DataError, OSError) as error:
-            say(f"not read: {error}")
+            say(f"not read: {file}: {error}" if str(file) not in str(error) else f"not read: {error}")
             continue
         lines = [item.text, f"“{words}”" if words else ""]
         metadata = {**item.metadata, COLUMN: words}
