@@ -28,6 +28,7 @@ from diptych.evaluation.judgements import check_corrections, judge_scores, with_
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.model.scores import EmbeddingScores
 from diptych.recipes import RECIPES
+from diptych.reports.audit import Question, audit_page, read_page
 from diptych.runs import audit as runs_audit
 from diptych.runs.audit import audit, audit_vectors
 from diptych.runs.train import open_run
@@ -489,3 +490,20 @@ def test_the_bar_of_the_page_hides_nothing_on_a_phone(photos: Path):
         page.wait_for_timeout(100)
         points = "[...Array(20).keys()].map(n => document.elementFromPoint(20 + 15 * n, 20).closest('.bar'))"
         assert all(page.evaluate(f"{points}.map(Boolean)"))
+
+
+@pytest.mark.parametrize(
+    "more", ["<meta http-equiv=refresh content='0;url=//x'>", "<a href='//x'>log in</a>", "<p>x"]
+)
+@pytest.mark.parametrize("place", ["</title>", "</ul>", "</html>"])
+def test_a_page_with_anything_else_in_it_is_not_served(more: str, place: str, tmp_path: Path) -> None:
+    """The policy stops scripts, but no redirections and no links."""
+    file = tmp_path / "audit.html"
+    question = Question("i</script>", "t", "<b> & 'x' \\\\", ["</script>"], "why", picture=b"jpeg")
+    sound = audit_page("Audit of <x>", ["1 of 2 </li> pairs", "& more"], [question], "hash")
+    file.write_text(sound, "utf-8")
+    assert read_page(file)[0] == sound.encode()
+    assert place in sound
+    file.write_text(sound.replace(place, place + more, 1), "utf-8")
+    with pytest.raises(DataError, match=r"audit\.html"):
+        read_page(file)
