@@ -161,6 +161,13 @@ def test_five_texts_assumed_where_an_image_has_six() -> None:
     assert metrics != found["all 20 images"].metrics
 
 
+def test_folds_without_a_text_are_left_out() -> None:
+    owner = np.repeat(np.arange(10, 20), 2)  # the first ten images have none
+    matrix = np.random.default_rng(3).standard_normal((20, 20)).astype(np.float32)
+    subject = Subject(MatrixScores(torch.from_numpy(matrix)), owner, [f"i{row}" for row in range(20)])
+    assert {reading.name.split(",")[0] for reading in readings(subject, 10)} == {"all 20 images"}
+
+
 def test_a_number_of_no_protocol_is_said_to_be_of_none(data: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "scores.npy", scores())
     asked = ("judge", tmp_path / "scores.npy", "--data", data, "--split=testall", "--fold=20")

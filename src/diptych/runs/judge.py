@@ -190,6 +190,8 @@ def readings(subject: Subject, fold: int = FOLD) -> Iterator[Reading]:
     for name, count, folds in galleries:
         texts = np.flatnonzero(subject.image_of < count)
         owner = subject.image_of[texts]
+        if not np.bincount(owner // (count // folds), minlength=folds).all():
+            continue  # nothing can be asked of a fold without a text
         right = subject if count == images else subject.part(np.arange(count), texts, owner)
         yield from _variants(right, name, folds)
         for order, rows in lost:
