@@ -14,7 +14,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.corrections import data_hash, file_hash, text_names
 from diptych.data.formats import open_captions
-from diptych.errors import DataError
+from diptych.errors import DataError, SettingsError
 from diptych.evaluation.compare import compare
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.protocols import EvaluationProtocol
@@ -22,6 +22,7 @@ from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.trec import read_qrels, read_runs, write_qrels, write_run
 from diptych.model.scores import MatrixScores
+from diptych.runs.evaluate import detection_of
 from diptych.training.checkpoint import system_of
 
 
@@ -177,6 +178,11 @@ def test_a_single_result_gives_an_upper_bound_of_what_it_takes_to_see_a_gain(run
     assert "to see a gain of 5" in shown
     assert "upper bound" in shown
     assert "not counted" in shown
+
+
+def test_one_image_says_nothing_of_what_it_takes() -> None:
+    with pytest.raises(SettingsError, match="two images"):
+        detection_of(evaluate_scores(np.ones((1, 5)), np.zeros(5, np.int64), bootstrap=0), 1.0)
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_system(run: Path, tmp_path: Path) -> None:
