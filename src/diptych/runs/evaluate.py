@@ -63,7 +63,7 @@ def detection_of(report: Report, gain: float) -> list[str]:
     """How many queries show a gain over this result, where both are measured on queries of their own."""
     kept = [one for group in report.groups if (one := group.outcomes) is not None and len(one.folds) > 1]
     if not kept:
-        raise SettingsError("--detect needs the ranks of two images or more, which retrieval has: leave it out.")
+        raise SettingsError("--detect needs the ranks of two images, which retrieval has: leave it out.")
     return [
         *detection(unpaired(kept[0]), gain),
         "  this is an upper bound, for two results on different queries; on the same queries fewer are enough: "
