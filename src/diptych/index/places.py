@@ -94,15 +94,12 @@ def open_place(
             say(f"{place} cannot be written: it is searched as it is, without new pictures.")
         else:
             new, name = not index_exists(place), name or model_for(place)
-            built, ready = bring_up_to_date(
-                name,
-                path,
-                place,
-                device=device,
-                compute_precision=compute_precision,
-                backend=backend,
-                say=say,
-            )
+            how: dict[str, Any] = {
+                "device": device,
+                "compute_precision": compute_precision,
+                "backend": backend,
+            }
+            built, ready = bring_up_to_date(name, path, place, **how, say=say)
             if new:
                 say(f"indexed {counted(built.images, 'image')} into {without_password(place)}.")
     elif index is not None:
@@ -118,7 +115,10 @@ def open_place(
             if ready.device != "cpu":
                 say_device(ready.device, say)
             if (backend or ready.device != "cpu") and known == ready.fingerprint():
-                _warn(opened, ready, say)
+                try:
+                    check_items(opened, ready)
+                except RuntimeFault as fault:  # it is only read
+                    say(f"warning: {fault}")
     except BaseException:
         opened.close()
         raise
@@ -154,14 +154,6 @@ def bring_up_to_date(
     for note in built.notes:
         say(note)
     return built, retriever
-
-
-def _warn(opened: Index, model: OpenedModel, say: Say) -> None:
-    """Say that a model on another backend or device is not that of the index; it is only read."""
-    try:
-        check_items(opened, model)
-    except RuntimeFault as fault:
-        say(f"warning: {fault}")
 
 
 def open_encoder(
