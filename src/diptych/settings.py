@@ -232,12 +232,12 @@ def setting_names(kind: type[TrainingSettings]) -> set[str]:
 def parse_value(kind: type[TrainingSettings], name: str, text: str) -> Any:
     """The value of a setting that a person wrote; booleans are true and false."""
     _check_names(kind, [name])
-    value_type = plain_type(typing.get_type_hints(kind)[name])
+    plain = plain_type(typing.get_type_hints(kind)[name])
     words = {"true": True, "false": False}
     try:
-        return words[text.lower()] if value_type is bool else value_type(text)
+        return words[text.lower()] if plain is bool else plain(text)
     except (KeyError, ValueError):
-        raise SettingsError(f"{name} = {text}: it must be of type {value_type.__name__}.") from None
+        raise SettingsError(f"{name} = {text}: it must be of type {plain.__name__}.") from None
 
 
 def to_json(settings: TrainingSettings) -> dict[str, Any]:
@@ -250,12 +250,10 @@ def from_json(kind: type[S], values: dict[str, Any]) -> S:
     _check_names(kind, values)
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
-        value_type = plain_type(hints[name])
+        plain = plain_type(hints[name])
         optional = type(None) in typing.get_args(hints[name])
-        if not fits(value, value_type) and not (value is None and optional):
-            raise SettingsError(
-                f"the setting {name} is {value!r:.60}: it must be of type {value_type.__name__}."
-            )
+        if not fits(value, plain) and not (value is None and optional):
+            raise SettingsError(f"the setting {name} is {value!r:.60}: it must be of type {plain.__name__}.")
     return kind(**values)
 
 

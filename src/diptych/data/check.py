@@ -130,16 +130,14 @@ def check(
     return CheckReport(str(path), data_format.name, summary, list(dict.fromkeys(problems.all)))
 
 
-def _read(
-    data_format: Format, place: Path, problems: AllProblems, options: dict[str, Any]
-) -> Iterator[Captions]:
+def _read(kind: Format, place: Path, problems: AllProblems, options: dict[str, Any]) -> Iterator[Captions]:
     """All splits together, then those that are only read by themselves."""
     try:
-        captions = data_format.captions(place, options, problems)
+        captions = kind.captions(place, options, problems)
         yield captions
-        for split in data_format.splits(place) if data_format.splits else ():
+        for split in kind.splits(place) if kind.splits else ():
             if split not in captions.splits:
-                alone = data_format.captions(place, {**options, "split": split}, problems)
+                alone = kind.captions(place, {**options, "split": split}, problems)
                 if len(alone.images):
                     yield alone
     except DataError as error:

@@ -134,13 +134,11 @@ def apply_corrections(captions: Captions, path: str | Path) -> Captions:
     if wrong := [row_of[one.text_id] for one in corrections if one.verdict == "wrong"]:
         captions = replace(captions, text_ids=list(row_of))  # the third text of an image stays IMAGE#2
     texts = np.setdiff1d(np.arange(len(captions.texts)), wrong)
-    textless = set(captions.image_of[wrong].tolist()) - set(captions.image_of[texts].tolist())
+    empty = set(captions.image_of[wrong].tolist()) - set(captions.image_of[texts].tolist())
     note = f"{path}: {counted(len(wrong), 'wrong pair')} left out."
     smaller = with_pairs(captions, texts, captions.image_of[texts], note)
     return (
-        smaller.subset([row for row in range(len(captions.images)) if row not in textless])
-        if textless
-        else smaller
+        smaller.subset([row for row in range(len(captions.images)) if row not in empty]) if empty else smaller
     )
 
 

@@ -213,7 +213,5 @@ def undecodable(store: ImageStore, *, show_progress: bool = True) -> dict[int, s
             return row, reason_of(error)
         return row, ""
 
-    faults = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
-    return {
-        row: reason for row, reason in track(faults, "open pictures", len(store), show_progress) if reason
-    }
+    tries = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
+    return {row: reason for row, reason in track(tries, "open pictures", len(store), show_progress) if reason}

@@ -141,11 +141,11 @@ def open_header(stream: BinaryIO, label: str) -> Image.Image:
 
 def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
     """Raise for a PNG with many chunks, or more than one colour profile: Pillow reads, and decompresses, every one."""
-    profiles, at, chunks = 0, 8, 0
+    count, at, chunks = 0, 8, 0
     while head.startswith(b"\x89PNG"):
         stream.seek(at)
         start = stream.read(8)
-        profiles += start[4:] == b"iCCP"
+        count += start[4:] == b"iCCP"
         at += 12 + int.from_bytes(start[:4])
         chunks += 1
         if len(start) < 8 or start[4:] == b"IDAT":
@@ -153,10 +153,8 @@ def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
         if chunks > MAX_CHUNKS:
             raise ImageError(f"{label} is a PNG of more than {MAX_CHUNKS:,} chunks: save it again.")
     stream.seek(0)
-    if profiles > 1:
-        raise ImageError(
-            f"{label} is a PNG of {profiles:,} colour profiles, and may have one: save it again."
-        )
+    if count > 1:
+        raise ImageError(f"{label} is a PNG of {count:,} colour profiles, and may have one: save it again.")
 
 
 def _check_cost(image: Image.Image, stream: BinaryIO, label: str, max_pixels: int) -> None:

@@ -104,16 +104,14 @@ def _open(path: Path) -> tuple[list[str | None], list[Table]]:
         data = datasets.load_from_disk(str(path))
     except Exception as error:  # a damaged state.json makes the library raise anything at all
         raise DataError(f"{path} cannot be opened ({error}): save it again with save_to_disk.") from error
-    tables_by_split: dict[str | None, Table] = (
-        dict(data) if isinstance(data, datasets.DatasetDict) else {None: data}
-    )
+    by_split: dict[str | None, Table] = dict(data) if isinstance(data, datasets.DatasetDict) else {None: data}
     tables = []
-    for table in tables_by_split.values():
+    for table in by_split.values():
         for column, feature in table.features.items():
             if isinstance(feature, datasets.Image):
                 table = table.cast_column(column, datasets.Image(decode=False))
         tables.append(table)
-    return list(tables_by_split), tables
+    return list(by_split), tables
 
 
 READER = Reader(matches, fill, empty="drop", files=False)

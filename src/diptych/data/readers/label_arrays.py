@@ -43,20 +43,16 @@ def read_mat(path: Path) -> NDArray[np.bool_]:
         raise DataError(f"{path} is missing: the folder needs the tags and the labels of every split.")
     start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; work(sys.argv[1])"
     try:
-        result = subprocess.run(
-            [sys.executable, "-c", start, str(path)], capture_output=True, timeout=SECONDS
-        )
+        run = subprocess.run([sys.executable, "-c", start, str(path)], capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise DataError(f"{path} takes more than {SECONDS:g} s to read: copy it again.") from None
-    if result.returncode == MISSING:
+    if run.returncode == MISSING:
         raise MissingExtra("scipy", "mat", "reading .mat files")
-    if result.returncode == FAULT:
-        raise DataError(result.stdout.decode("utf-8", "replace"))
-    if result.returncode != 0:
-        raise DataError(
-            f"{path} is damaged (reading it ended with status {result.returncode}): copy it again."
-        )
-    table: NDArray[np.bool_] = np.load(io.BytesIO(result.stdout), allow_pickle=False)
+    if run.returncode == FAULT:
+        raise DataError(run.stdout.decode("utf-8", "replace"))
+    if run.returncode != 0:
+        raise DataError(f"{path} is damaged (reading it ended with status {run.returncode}): copy it again.")
+    table: NDArray[np.bool_] = np.load(io.BytesIO(run.stdout), allow_pickle=False)
     return table
 
 

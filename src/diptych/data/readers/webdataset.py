@@ -300,27 +300,25 @@ def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None)
 
 
 def _list(path: Path, names: Sequence[str]) -> TarShard:
-    problems = AllProblems()
+    sink = AllProblems()
     keys: list[str] = []
     offsets, sizes, texts, image_of = [], [], [], []
-    for sample in scan(path, problems):
+    for sample in scan(path, sink):
         where = f"{path}/{sample.key}"
         lines = [line for line in _texts(sample.take_texts(names)) if line]
         if sample.image is None:
-            problems.error(
-                "missing image", where, "texts without an image", "add the image or remove the texts"
-            )
-        elif not lines and any(problem.file.startswith(f"{where}.") for problem in problems.all):
+            sink.error("missing image", where, "texts without an image", "add the image or remove the texts")
+        elif not lines and any(problem.file.startswith(f"{where}.") for problem in sink.all):
             continue  # its text was noted as broken when the tar was listed
         elif not lines:
-            problems.error("no text", where, f"no text in {' or '.join(names)}, and no .txt", "write one")
+            sink.error("no text", where, f"no text in {' or '.join(names)}, and no .txt", "write one")
         else:
             image_of += [len(keys)] * len(lines)
             texts += lines
             keys.append(sample.key)
             offsets.append(sample.image.offset)
             sizes.append(sample.image.size)
-    fatal = next((problem for problem in problems.all if problem.kind in FATAL), None)
+    fatal = next((problem for problem in sink.all if problem.kind in FATAL), None)
     if fatal is not None:
         raise DataError(str(fatal))
     return TarShard(
@@ -330,7 +328,7 @@ def _list(path: Path, names: Sequence[str]) -> TarShard:
         StringColumn.of(keys),
         StringColumn.of(texts),
         np.array(image_of, dtype=np.int64),
-        tuple(problems.all),
+        tuple(sink.all),
     )
 
 
