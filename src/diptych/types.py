@@ -245,6 +245,12 @@ class Embeddings(TensorGroup):
     def __len__(self) -> int:
         return len(self.image)
 
+    def local_features(self) -> tuple[Features, Features]:
+        """Those of both sides, of a model that gives them."""
+        assert self.image_features is not None
+        assert self.text_features is not None
+        return self.image_features, self.text_features
+
     def all_scores(self) -> Tensor:
         """Scores (B, B) of every image against every text: the model's own, or the cosines of the rows."""
         return self.image @ self.text.T if self.scores is None else self.scores

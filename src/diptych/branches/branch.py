@@ -46,11 +46,8 @@ class Branch(nn.Module):
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
         """Both sides of a training step; a branch that shares work between them, or looks at more, overrides it."""
-        assert seen.image_features is not None
-        assert seen.text_features is not None
-        return Embeddings(
-            self.image(seen.image, seen.image_features), self.text(seen.text, seen.text_features)
-        )
+        images, texts = seen.local_features()
+        return Embeddings(self.image(seen.image, images), self.text(seen.text, texts))
 
 
 @part

@@ -159,12 +159,8 @@ class ConceptBranch(Branch, ops.TensorCache):
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
         """Both sides, with one pass through the graph."""
-        assert seen.image_features is not None
-        assert seen.text_features is not None
-        y = self.concepts()
-        return Embeddings(
-            self._image(seen.image, seen.image_features, y), self._text(seen.text, seen.text_features, y)
-        )
+        (images, texts), y = seen.local_features(), self.concepts()
+        return Embeddings(self._image(seen.image, images, y), self._text(seen.text, texts, y))
 
     def concepts(self) -> Tensor:
         """Y (g, D), unit rows; remembered while searching."""

@@ -114,10 +114,9 @@ class ConsensusBranch(ConceptBranch):
         self.image_attention, self.text_attention = _Attention(dim), _Attention(dim)
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
-        assert seen.text_features is not None
-        y = self.concepts()
+        (_, texts), y = seen.local_features(), self.concepts()
         image = self._side(seen.image, self._image_weights(seen.image, y), y)
-        text = self._side(seen.text, self._text_weights(seen.text, seen.text_features, y), y)
+        text = self._side(seen.text, self._text_weights(seen.text, texts, y), y)
         names = (FUSED, CONCEPT, WEIGHTS)
         views = {name: Embeddings(a, b) for name, a, b in zip(names, image, text, strict=True)}
         return Embeddings(self._join(*image[:2]), self._join(*text[:2]), views=views)

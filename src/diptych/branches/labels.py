@@ -116,9 +116,7 @@ class ContextPrediction(Branch):
         self.region, self.word = nn.Linear(dim, classes), nn.Linear(dim, words)
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
-        assert seen.image_features is not None
-        assert seen.text_features is not None
-        regions, words = _states(seen.image_features), _states(seen.text_features)
+        regions, words = map(_states, seen.local_features())
         image = text = None
         if regions.chosen is not None:
             if REGION_TARGET not in batch.targets:

@@ -80,11 +80,7 @@ def compute_cells(
     for opened in track(ahead, label, len(batches), show_progress):
         items = [item for item in opened.values() if not isinstance(item, str)]
         if items:
-            pixels = as_inputs(image_input(items))
-            if not isinstance(pixels, Tensor):
-                raise DataError("these images are features already: extract from pictures.")
-            with torch.inference_mode():
-                chunk.cells.append(backbone(pixels.to(device)).float().cpu().numpy())
+            chunk.cells.append(cells_now(backbone, image_input, items))
         chunk.images += len(opened)
         chunk.failures.update({row: item for row, item in opened.items() if isinstance(item, str)})
         if chunk.full:
@@ -92,6 +88,16 @@ def compute_cells(
             chunk = Chunk()
     if chunk.images:
         yield chunk
+
+
+@torch.inference_mode()
+def cells_now(backbone: Backbone, image_input: ImageInput, pictures: Sequence[StoredImage]) -> Cells:
+    """The cells (n, R, C) of some pictures, in float32, on the device of the backbone."""
+    pixels = as_inputs(image_input(pictures))
+    if not isinstance(pixels, Tensor):
+        raise DataError("these images are features already: extract from pictures.")
+    found: Cells = backbone(pixels.to(next(backbone.parameters()).device)).float().cpu().numpy()
+    return found
 
 
 def _open(store: ImageStore, rows: range, skip: bool) -> dict[int, StoredImage | str]:
@@ -231,14 +237,9 @@ class PictureCache(PackedCells):
             pack = picture_pack(backbone, image_input, folder)
         super().__init__(pack, self._cells)
 
-    @torch.inference_mode()
     def _cells(self, pictures: Sequence[StoredImage]) -> Cells:
-        pixels = as_inputs(self.image_input(pictures))
-        assert isinstance(pixels, torch.Tensor)
-        device = next(self.backbone.parameters()).device
         with self.precision():
-            found: Cells = self.backbone(pixels.to(device)).float().cpu().numpy()
-        return found
+            return cells_now(self.backbone, self.image_input, pictures)
 
 
 def _find_missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:

@@ -133,13 +133,11 @@ class Fusion(PairScorer):
 
     def compare(self, seen: Embeddings, batch: Batch) -> Matches:
         """Match logits of the pairs of a batch and of one hard negative for each image and each text."""
-        assert seen.image_features is not None
-        assert seen.text_features is not None
         # in place and unseen by autograd: at a bound the gradient must still reach the parameter
         self.temperature.data.clamp_(*self.clamp)
         with torch.no_grad():
             drawn, possible = hard_negatives(seen.image @ seen.text.T, batch.image_ids, self.temperature)
-        images, texts = seen.image_features, seen.text_features
+        images, texts = seen.local_features()
         looks = self.look(images)
         # its text and a wrong one, (B, 2, W, D)
         own = texts.map(lambda t: torch.stack([t, t[drawn[0]]], dim=1))

@@ -351,9 +351,8 @@ class Retriever(nn.Module):
         """Scores (B, B) of the batch of all processes; each process scores all images against its own texts."""
         if self.scorer is None or self.scorer.candidates is not None:
             return None
-        assert seen.image_features is not None
-        assert seen.text_features is not None
-        own: Tensor = self.scorer(ops.gather_features(seen.image_features), seen.text_features)
+        images, texts = seen.local_features()
+        own: Tensor = self.scorer(ops.gather_features(images), texts)
         return ops.gather_rows(own.T.contiguous()).T
 
     def _pooled(self, side: Literal["image", "text"], sets: Ragged) -> Tensor:

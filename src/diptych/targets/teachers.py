@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from diptych import ops
 from diptych.cache.contents import content_name
-from diptych.cache.features import cached_image_features, compute_cells, contents_of
+from diptych.cache.features import cached_image_features, cells_now, compute_cells, contents_of
 from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, read_items
 from diptych.data.captions import ImageStore, holds_pictures
@@ -100,13 +100,9 @@ class ImageTeacher:
                 "give a file of teacher vectors (a matrix with a row per image, or a dict {image id: vector})."
             )
 
-    @torch.inference_mode()
     def __call__(self, items: Sequence[Any]) -> NDArray[np.float32]:
         """Vectors (n, dim) of some pictures, now."""
-        device = next(self.backbone.parameters()).device
-        pixels = as_inputs(self.image_input([as_item(item) for item in items]))
-        assert isinstance(pixels, torch.Tensor)
-        return self.of_cells(self.backbone(pixels.to(device)).float().cpu().numpy())
+        return self.of_cells(cells_now(self.backbone, self.image_input, [as_item(item) for item in items]))
 
 
 class StoredTeacher:
