@@ -42,7 +42,8 @@ class Pieces(TextInput):
     ) -> None:
         from tokenizers import Tokenizer
 
-        if not (is_size(max_length) and (length is None or is_size(length)) and 0 <= pad <= LARGEST):
+        # a text is cut at ``max_length``, padded to ``length``: only the latter is allocated
+        if not (0 < max_length <= 2**31 and (length is None or is_size(length)) and 0 <= pad <= LARGEST):
             raise ValueError(f"sizes of texts that are none: {max_length}, {length}, {pad}")
         content = MODEL.read(file)
         check_tokenizer(content)
