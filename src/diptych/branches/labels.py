@@ -52,18 +52,6 @@ class LabelView(Branch):
         p: Tensor = self.text_head(features)
         return p
 
-    def named_scores(
-        self, scores: Tensor, threshold: float, top: int | None = None
-    ) -> list[dict[str, float]]:
-        """Labels with their scores, best first, of rows (B, C): those from ``threshold`` on, or the best ``top``."""
-        count = len(self.labels) if top is None else min(top, len(self.labels))
-        values, columns = scores.topk(count, dim=1)
-        least = threshold if top is None else -torch.inf
-        return [
-            {self.labels.names[c]: v for v, c in zip(row, own, strict=True) if v >= least}
-            for row, own in zip(values.tolist(), columns.tolist(), strict=True)
-        ]
-
 
 @part
 class FrontView(Branch):

@@ -72,6 +72,30 @@ class Labels:
         return {"names": hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]}
 
 
+def predicted_labels(
+    model: Any,
+    images: Any,
+    texts: Any,
+    view: str,
+    names: Sequence[str],
+    thresholds: Sequence[float],
+    threshold: float | None,
+    top: int | None,
+    **how: Any,
+) -> list[dict[str, float]]:
+    """Labels of images, or of texts, best first: from the threshold on, or the best ``top``."""
+    if (images is None) == (texts is None):
+        raise SettingsError("labels are predicted of images or of texts: give one of them.")
+    side = model.encode_text if images is None else model.encode_image
+    scores = np.asarray(side(texts if images is None else images, view=view, **how))  # (N, C)
+    least = float(thresholds[images is None] if threshold is None else threshold) if top is None else -np.inf
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+    return [
+        {str(names[c]): float(row[c]) for c in order if row[c] >= least}
+        for row, order in zip(scores, best, strict=True)
+    ]
+
+
 def item_labels(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> list[tuple[str, ...]]:
     """The labels of each image: the values of some columns, together; an image without any is an error.
 

@@ -21,6 +21,7 @@ from diptych.branches.branch import Branch
 from diptych.branches.labels import label_view
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, ImageLike
+from diptych.data.labels import predicted_labels
 from diptych.data.text import TextInput, TextStore
 from diptych.devices import pick_device, pick_precision
 from diptych.encoders.dual import is_dual_encoder, load_dual
@@ -207,14 +208,10 @@ class Retriever(nn.Module):
         A label is told from ``threshold`` on, by default the one chosen on validation data, or among the best ``top``.
         """
         name, view = label_view(self._branches())
-        given: dict[str, Any] = {"view": name, "batch_size": batch_size, "show_progress": show_progress}
-        if images is not None and texts is None:
-            rows, own = self.encode_image(images, **given), float(view.thresholds[0])
-        elif texts is not None and images is None:
-            rows, own = self.encode_text(texts, **given), float(view.thresholds[1])
-        else:
-            raise SettingsError("labels are predicted of images or of texts: give one of them.")
-        return view.named_scores(rows, own if threshold is None else threshold, top)
+        return predicted_labels(
+            self, images, texts, name, view.labels.names, view.thresholds.tolist(), threshold, top,
+            batch_size=batch_size, show_progress=show_progress,
+        )  # fmt: skip
 
     def encode_image_features(
         self,

@@ -167,19 +167,12 @@ class RuntimeModel:
         known = self.facts.labels
         if known is None:
             raise SettingsError("this model predicts no labels: train one with labels, such as 'labelwise'.")
-        given: dict[str, Any] = {
-            "view": known["view"],
-            "batch_size": batch_size,
-            "show_progress": show_progress,
-        }
-        if images is not None and texts is None:
-            rows, own = self.encode_image(images, **given), known["thresholds"][0]
-        elif texts is not None and images is None:
-            rows, own = self.encode_text(texts, **given), known["thresholds"][1]
-        else:
-            raise SettingsError("labels are predicted of images or of texts: give one of them.")
-        least = -np.inf if top is not None else own if threshold is None else threshold
-        return [_best_labels(row, known["names"], least, top) for row in rows]
+        from diptych.data.labels import predicted_labels
+
+        return predicted_labels(
+            self, images, texts, known["view"], known["names"], known["thresholds"], threshold, top,
+            batch_size=batch_size, show_progress=show_progress,
+        )  # fmt: skip
 
     def check_weights(self) -> None:
         """Raise where the model's own files, if they are here, are not those that the runtime was written from."""
@@ -331,9 +324,3 @@ def _unprepared(folder: Path, reason: object) -> RuntimeFault:
     return RuntimeFault(
         f"{folder} does not say how pictures are prepared ({reason}): {advice(folder.parent)}."
     )
-
-
-def _best_labels(scores: Vectors, names: Sequence[str], least: float, top: int | None) -> dict[str, float]:
-    """The labels of one row whose score is at least ``least``, best first, at most ``top``."""
-    order = np.argsort(-scores, kind="stable")[:top]
-    return {str(names[column]): float(scores[column]) for column in order if scores[column] >= least}
