@@ -291,8 +291,9 @@ def test_batches_of_the_runtime_are_small(model: Path) -> None:
 
 
 def test_what_needs_torch_says_what_to_install(
-    place: Path, model: Path, photos: Path, tmp_path: Path
+    place: Path, model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))  # another has the default model's runtime
     said = light("train", "photos", "--data", photos, "--output_dir", tmp_path / "run", status=2).stderr
     assert "pip install 'diptych[train]'" in said
     assert len(said.splitlines()) == 1
