@@ -1,7 +1,7 @@
 """Indexing large photos: time and peak memory of ``diptych index`` over JPEGs of 24 to 33 megapixels.
 
     python benchmarks/large_photos.py                               # this checkout
-    python benchmarks/large_photos.py --before ../older/src         # and another one, in turn, in the same run
+    python benchmarks/large_photos.py --before ../older/src         # and another one in turn, in the same run
     python benchmarks/large_photos.py --photos 8 --repeat 1         # a quick look
 
 The photos are drawn on the spot: soft shapes with grain, saved as cameras do. Each run is a process of its own, whose
