@@ -385,9 +385,11 @@ def test_pairs_of_an_audit_are_judged_by_keyboard(browser: Any, folder: Path, tm
         Question(f"{n}.png", f"{n}#0", f"text {n}", ["another"], "far", picture=picture) for n in range(3)
     ]
     content = audit_page("Audit of rings", ["3 pairs"], pairs, "0" * 16)
-    file.write_text(content.replace("<main>", "<script>document.title = 'foreign'</script><main>"))
+    file.write_text(content)
+    foreign = content.replace("<main>", "<script>document.title = 'foreign'</script><main>")
+    page_and_policy = foreign.encode(), read_page(file)[1]
     with EmbeddedIndex(folder / "index") as index:
-        with running(create_app(index, ColourModel(), audit=read_page(file))) as url:
+        with running(create_app(index, ColourModel(), audit=page_and_policy)) as url:
             context = browser.new_context()
             page = context.new_page()
             page.goto(f"{url}/audit")
@@ -410,7 +412,7 @@ def test_pairs_of_an_audit_are_judged_by_keyboard(browser: Any, folder: Path, tm
             read_page(file)
         file.write_text("<html>")
         for wrong in (file, tmp_path / "none.html"):
-            with pytest.raises(DataError, match=r"audit\.html"):
+            with pytest.raises(DataError, match="diptych audit"):
                 read_page(wrong)
     rows = (tmp_path / "corrections.csv").read_text().splitlines()
     assert [row.split(",")[2] for row in rows] == ["verdict", "keep", "wrong", "unsure"]
