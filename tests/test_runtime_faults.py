@@ -618,6 +618,7 @@ def test_a_read_only_model_folder_has_its_runtime_in_the_cache(
         home, _ = place_runtime(disk / "model")
         assert home == tmp_path / "cache" / "runtimes" / model.fingerprint()
         assert find_runtime(disk / "model", model.fingerprint()) == home
+        assert find_runtime(disk / "model", f"../runtimes/{model.fingerprint()}") is None
     assert RuntimeModel.open(home).check() == []
 
 

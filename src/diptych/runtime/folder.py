@@ -92,8 +92,10 @@ def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | No
     recover_folder(own / FOLDER)
     if (own / FOLDER / FACTS).is_file():
         return own
-    cached = None if fingerprint is None else cached_folder(fingerprint)
-    if cached is None or not (cached / FOLDER / FACTS).is_file():
+    if fingerprint is None or not fingerprint.isalnum():  # an index may claim any text
+        return None
+    cached = cached_folder(fingerprint)
+    if not (cached / FOLDER / FACTS).is_file():
         return None
     try:
         wanted = read_facts(cached).model  # what the model's own files were then
