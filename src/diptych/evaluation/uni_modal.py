@@ -34,7 +34,7 @@ from diptych.evaluation.senteval import is_senteval
 from diptych.evaluation.sts import FEWEST, Sts, name_of_view, neighbour_agreement, uni_view
 from diptych.model import named
 from diptych.model.retriever import Retriever
-from diptych.targets.teachers import TextTeacher, vectors_of_texts
+from diptych.targets.teachers import vectors_of_texts
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,7 @@ def image_agreement(images: NDArray[Any], teacher: NDArray[np.float32], captions
     return neighbour_agreement(images[described], gold[described])
 
 
-@lru_cache(maxsize=1)
-def _teacher(name: str) -> TextTeacher:
-    """A teacher, kept: it judges every epoch of a run."""
-    return named.text_teacher(name)
+_teacher = lru_cache(maxsize=1)(named.text_teacher)  # kept: it judges every epoch of a run
 
 
 def _images(paths: Sequence[Path]) -> FileImages:

@@ -258,10 +258,8 @@ def _item(
     text = next((str(row[name]) for name in TEXTS if row.get(name)), "")
     own = relative if inside and absolute.is_file() else written
     id = own if collection == 0 else f"{collection}/{own}"
-    used = {column, "id", "split", *TEXTS}
-    metadata = {
-        str(k): v for k, v in row.items() if k not in used and isinstance(v, SCALARS) and not _is_nan(v)
-    }
+    used = {column, "id", "split", *TEXTS}  # of the rest, NaN is not itself
+    metadata = {str(k): v for k, v in row.items() if k not in used and isinstance(v, SCALARS) and v == v}
     content = _content(folder, relative) if inside and hashed else ""
     return Item(id, "image", relative, text, metadata=metadata, content=content, collection=collection)
 
@@ -343,7 +341,3 @@ def _is_plain(values: Sequence[Any]) -> bool:
 
 def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value

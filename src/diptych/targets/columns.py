@@ -116,7 +116,9 @@ def divide(
     columns: Mapping[str, Column], captions: Captions, device: torch.device
 ) -> tuple[Resident, dict[str, Column]]:
     """The columns of teachers' vectors that go onto a GPU, where they fit, and those that a loader reads."""
-    files = {name: column for name, column in columns.items() if _is_matrix(column)}
+    files = {
+        name: one for name, one in columns.items() if isinstance(one.values, ArrayStore) and one.values.mapped
+    }
     if device.type != "cuda" or _bytes(files) > SHARE * torch.cuda.mem_get_info(device)[0]:
         files = {}
     rest = {name: column for name, column in columns.items() if name not in files}
@@ -132,10 +134,6 @@ def _load(column: Column, device: torch.device) -> Tensor:
             found = torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=device)
         found[start : start + len(rows)] = rows
     return torch.zeros(0, device=device) if found is None else found
-
-
-def _is_matrix(column: Column) -> bool:
-    return isinstance(column.values, ArrayStore) and column.values.mapped
 
 
 def _bytes(columns: Mapping[str, Column]) -> int:
