@@ -115,11 +115,11 @@ def config_identity(config: Any) -> str:
 
 def free_name(folder: Path, name: str) -> str:
     """``name``, or ``name-2``, … : a folder name not yet used, so that two such parts fit in one model."""
-    number, chosen = 1, name
-    while (folder / chosen).exists():
+    number, free = 1, name
+    while (folder / free).exists():
         number += 1
-        chosen = f"{name}-{number}"
-    return chosen
+        free = f"{name}-{number}"
+    return free
 
 
 @contextmanager

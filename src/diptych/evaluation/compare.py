@@ -274,9 +274,9 @@ def _letters(count: int, apart: Sequence[tuple[int, int]]) -> list[str]:
     """Letters that systems share where they are not apart: groups are divided until none holds a pair that is."""
     groups = [frozenset(range(count))]
     for one, other in apart:
-        divided = [part for group in groups for part in
+        parts = [part for group in groups for part in
                    ((group - {one}, group - {other}) if {one, other} <= group else (group,))]  # fmt: skip
-        groups = [group for group in dict.fromkeys(divided) if not any(group < more for more in divided)]
+        groups = [group for group in dict.fromkeys(parts) if not any(group < more for more in parts)]
     groups.sort(key=min)
     return ["".join(chr(97 + n) for n, group in enumerate(groups) if one in group) for one in range(count)]
 

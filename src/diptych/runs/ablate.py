@@ -99,8 +99,8 @@ class Runner:
     def __init__(self, table: PaperTable, folder: Path, wanted: TableRequest) -> None:
         self.table, self.folder, self.wanted = table, folder, wanted
         self.data = table_data(table, wanted.data)
-        chosen = [table.row(name) for name in wanted.rows] if wanted.rows else list(table.rows)
-        self.rows = [one for row in chosen for one in self._varied(row)]
+        named = [table.row(name) for name in wanted.rows] if wanted.rows else list(table.rows)
+        self.rows = [one for row in named for one in self._varied(row)]
         every = tuple(one for row in table.rows for one in self._varied(row))
         self.table = replace(table, rows=every)  # means find their members by name
         self.found = {run: self._key(run) for run in _runs_in(folder)}
@@ -227,12 +227,12 @@ class Runner:
             numbers = f"{left:,}", f"{cost.seconds:.3f}", *(f"{one:.2f}" for one in hours)
             rows.append([job.folder, job.recipe.name, *numbers])
         measured = [f"{cell.row.name} ({cell.group.title})" for cell in self.cells()]
-        told = [
+        sentences = [
             f"{len(rows) - 1} runs, about {total[0]:.2f} hours of training on this machine as it is now, "
             f"{total[1]:.2f} of CPU time; features, validation and tests come on top.",
             f"measured: {', '.join(measured)}.",
         ]
-        return "\n".join([*aligned_rows(rows), *told, *self._conditions()])
+        return "\n".join([*aligned_rows(rows), *sentences, *self._conditions()])
 
     # --- run and measure
 

@@ -114,7 +114,7 @@ def _train_model(name: str, run: Path, data: str, held_out: Captions, wanted: di
 
 def _searches(model: DemoModel, captions: Captions, place: Path) -> list[QueryCard]:
     """What words find in the index of the whole collection, which is made or brought up to date first."""
-    name, shown = str(model.run.resolve()), Showcase(captions)
+    name, showcase = str(model.run.resolve()), Showcase(captions)
     served = open_model(name)
     try:
         index_collection(served, captions, place, model_name=name, show_progress=True)
@@ -127,7 +127,9 @@ def _searches(model: DemoModel, captions: Captions, place: Path) -> list[QueryCa
         for query in SEARCHES:
             hits = searcher.search(query, k=ANSWERS, kind="image", chance=None)
             found = [(rows[hit.item.id], hit.score) for hit in hits]
-            answers = [Answer(shown.name(row), score, False, shown.picture(row)) for row, score in found]
+            answers = [
+                Answer(showcase.name(row), score, False, showcase.picture(row)) for row, score in found
+            ]
             echo(f'"{query}": ' + ", ".join(answer.text for answer in answers))
             cards.append(QueryCard(query, answers))
     return cards
@@ -152,7 +154,7 @@ def render(
     index: Path,
 ) -> str:
     """The HTML report: searches, numbers, misses; then curves, metrics and protocol of each model."""
-    best, shown = models[0], Showcase(held_out)
+    best, showcase = models[0], Showcase(held_out)
     curves = {}
     for model in models:
         lines = read_log(model.run / "log.jsonl")
@@ -167,8 +169,8 @@ def render(
         [
             Section("Searches in words", "These show what the model is good at; its mistakes follow below.", searches),
             Section("Held-out numbers", _numbers_text(models, held_out), table=(heads, rows)),
-            _misses(shown, "text_to_image", best.scores.T),
-            _misses(shown, "image_to_text", best.scores),
+            _misses(showcase, "text_to_image", best.scores.T),
+            _misses(showcase, "image_to_text", best.scores),
         ],
         commands=f'diptych serve {index}\ndiptych search {index} "birthday party"\n'
         f"diptych search {index} ./picture.png\ndiptych evaluate {best.run} --data {held_out.name} --split test",
@@ -199,17 +201,17 @@ def _numbers_text(models: Sequence[DemoModel], held_out: Captions) -> str:
     )
 
 
-def _misses(shown: Showcase, direction: str, scores: torch.Tensor) -> Section:
+def _misses(showcase: Showcase, direction: str, scores: torch.Tensor) -> Section:
     """Queries without a right picture or text among the first answers, in a random order; a text with its picture.
 
     ``scores`` has a row for each query.
     """
-    data, of_text, missed = shown.data, direction == "text_to_image", []
+    data, of_text, missed = showcase.data, direction == "text_to_image", []
     for row in random_order(len(scores)).tolist():
-        answers = shown.answers(direction, row, scores[row], ANSWERS)
+        answers = showcase.answers(direction, row, scores[row], ANSWERS)
         if not any(answer.right for answer in answers):
-            name = data.texts[row] if of_text else shown.name(row)
-            picture = shown.picture(int(data.image_of[row]) if of_text else row)
+            name = data.texts[row] if of_text else showcase.name(row)
+            picture = showcase.picture(int(data.image_of[row]) if of_text else row)
             missed.append(QueryCard(name, answers, picture))
     query, answer = ("text", "picture") if of_text else ("picture", "text")
     sentence = f"For every held-out {query}, a right {answer} is among the first {ANSWERS}."

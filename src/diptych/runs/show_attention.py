@@ -128,8 +128,8 @@ def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
             f"the image encoder makes {len(cells)} cells, which form no square: use a grid encoder (lite0, a CNN)."
         )
     words = model.text_input.spell(ids.values[0][ids.mask[0]].tolist())
-    told = list(zip(words, shares[: len(words)].tolist(), strict=True))
-    return Attended(cells.reshape(side, side).double().numpy(), told, float(seen @ read))
+    looked_at = list(zip(words, shares[: len(words)].tolist(), strict=True))
+    return Attended(cells.reshape(side, side).double().numpy(), looked_at, float(seen @ read))
 
 
 def _looks(tower: Tower, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -277,7 +277,7 @@ def train(
         model = diptych.train("ridge", "photos", "runs/photos", seed=1)
         vectors = model.encode_text(["two parrots"])
     """
-    chosen = recipe if isinstance(recipe, Recipe) else RECIPES[recipe]
+    kind = recipe if isinstance(recipe, Recipe) else RECIPES[recipe]
     made: Objective | None = None
     if callable(objective):
         made = objective if isinstance(objective, Objective) else FunctionObjective(objective)
@@ -291,13 +291,13 @@ def train(
     with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as place:
         folder = Path(place) / "run" if output_dir is None else Path(place)
         ready = (
-            resumed_settings(chosen, folder, settings)
+            resumed_settings(kind, folder, settings)
             if resume
-            else from_json(chosen.settings, inherited(chosen.settings, settings))
+            else from_json(kind.settings, inherited(kind.settings, settings))
         )
         try:
             progress = run_recipe(
-                chosen, ready, source, folder,
+                kind, ready, source, folder,
                 objective=made, device=device, resume=resume, show_progress=show_progress,
             )  # fmt: skip
         except Interrupted as note:
@@ -305,7 +305,7 @@ def train(
             lost = "interrupted, and nothing is kept: with an output_dir, the run could go on."
             raise Interrupted(lost if output_dir is None else saved) from note
         model = Retriever.from_pretrained(folder, training_device(device))
-        model.run = Run(chosen.name, read_run(folder)["data"], progress)
+        model.run = Run(kind.name, read_run(folder)["data"], progress)
         return model
 
 
@@ -318,9 +318,9 @@ class Run:
     progress: Progress
 
     def __repr__(self) -> str:
-        told = self.progress
-        best = f"{told.metric} {told.best:.1f}, {epoch_name(told.best_epoch)}"
-        return f"Run({self.recipe} on {self.data}: {counted(told.step, 'step')}, best validation {best})"
+        run = self.progress
+        best = f"{run.metric} {run.best:.1f}, {epoch_name(run.best_epoch)}"
+        return f"Run({self.recipe} on {self.data}: {counted(run.step, 'step')}, best validation {best})"
 
     def _repr_html_(self) -> str:
         title, metric = (
