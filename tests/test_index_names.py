@@ -272,3 +272,34 @@ def test_the_folder_itself_may_be_reached_through_a_link(folder: Path, tmp_path:
         index.add([Item("new")], VECTORS[:1])
         index.compact()
         assert index.verify() == []
+
+
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_second_name_beside_the_catalog(end: str, writable: bool, folder: Path, outside: Path) -> None:
+    """SQLite would have filled or removed the file."""
+    (folder / f"index.db{end}").unlink(missing_ok=True)
+    os.link(outside, folder / f"index.db{end}")
+    with pytest.raises(IndexFault, match=f"index.db{end}"):
+        EmbeddedIndex.open(folder, writable=writable)
+
+
+def test_a_second_name_of_a_segment(folder: Path, outside: Path) -> None:
+    """What is behind the committed rows was cut off, and new rows were written there."""
+    (segment,) = folder.glob("vectors-*-image.f32")
+    content = segment.read_bytes() + OUTSIDE
+    segment.unlink()
+    other = folder / "thesis.txt"
+    other.write_bytes(content)
+    os.link(other, segment)
+    with pytest.raises(IndexFault, match="vectors"), EmbeddedIndex.open(folder, writable=True) as index:
+        index.add([Item("new")], VECTORS[:1])
+    assert other.read_bytes() == content
+
+
+def test_a_second_name_of_the_catalog_is_read_and_not_written(folder: Path) -> None:
+    os.link(folder / "index.db", folder / "backup")
+    with EmbeddedIndex.open(folder) as index:
+        assert index.search(VECTORS[0], 3).hits
+    with pytest.raises(IndexFault, match=r"index\.db"):
+        EmbeddedIndex.open(folder, writable=True)

@@ -26,6 +26,12 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
+REASONS = (
+    (FULL, "the disk is full while saving {0}: free some space and run again; what was saved is intact."),
+    (REFUSED, "{0} cannot be written ({1}): {2} a folder you may write."),
+    (IN_THE_WAY, "{0} cannot be written, a file or folder of that name is in the way: choose another name."),
+    (FAILING, "{0} cannot be written ({1}): check the disk and run again; what was saved is intact."),
+)
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
 NAME_WIDTH = 80  # characters of a refused name in a message
 RUNTIMES = "runtimes"  # in the cache folder: ONNX encoders of models whose own folder cannot hold them
@@ -215,6 +221,14 @@ class Entries:
             raise self._not_plain(path)
         return path
 
+    def check_alone(self, path: Path) -> None:
+        """Raise when a file that is to be changed has a second name: what that is would change with it."""
+        with suppress(FileNotFoundError):
+            if path.lstat().st_nlink > 1:
+                raise self.fault(
+                    f"{path} has a second name (a hard link), whose file would change, too: {self.remedy}"
+                )
+
     def check_below(self, folder: Path, *, entry: bool = False) -> None:
         """Raise when anything below a folder, itself an ``entry`` or not, is neither a plain file nor a folder."""
         if entry and folder.is_symlink():
@@ -231,6 +245,8 @@ class Entries:
         Where the system cannot do that, what is there is checked just before it is opened.
         """
         path = self.check(path)
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            self.check_alone(path)
         flags |= getattr(os, "O_BINARY", 0)
         try:
             if os.open not in os.supports_dir_fd or not hasattr(os, "O_NOFOLLOW"):
@@ -375,34 +391,19 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
         if but is not None and isinstance(error, but):
             raise
         # numpy gives no number with what the system refuses it
-        number = (error.errno or errno.EIO) if isinstance(error, OSError) else _rust_number(error)
+        rust = _RUST_ERROR.search(str(error))
+        number = (error.errno or errno.EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
         if number is None or (sentence := _sentence(target, number)) is None:
             raise
         raise StorageError(sentence) from error
 
 
 def _sentence(target: Path, number: int) -> str | None:
-    reason = os.strerror(number)
-    if number in FULL:
-        return f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
-    if number in REFUSED:
-        in_cache = target.is_relative_to(cache_folder())
-        remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if in_cache else "choose"
-        return f"{target} cannot be written ({reason}): {remedy} a folder you may write."
-    if number in IN_THE_WAY:
-        return (
-            f"{target} cannot be written, a file or folder of that name is in the way: choose another name."
-        )
-    if number in FAILING:
-        return (
-            f"{target} cannot be written ({reason}): check the disk and run again; what was saved is intact."
-        )
-    return None
-
-
-def _rust_number(error: SafetensorError) -> int | None:
-    match = _RUST_ERROR.search(str(error))
-    return int(match[1]) if match else None
+    """What is said of a failed write; {} stands for the file, what the system says, and how to choose another."""
+    cached = target.is_relative_to(cache_folder())
+    remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if cached else "choose"
+    found = next((said for numbers, said in REASONS if number in numbers), None)
+    return found and found.format(target, os.strerror(number), remedy)
 
 
 def sync(path: Path) -> None:

@@ -213,7 +213,7 @@ def hostile_folders(folder: Path) -> Attack:
 
 @target
 def runtimes(folder: Path) -> Attack:
-    """ONNX files and facts of the light runtime, on a machine of a gigabyte and a half."""
+    """ONNX files and facts of the light runtime, on a machine of 0.7 GB, of which half is theirs."""
     import test_runtime_faults as bombs
     from test_runtime import picture_model, written
 
@@ -224,7 +224,7 @@ def runtimes(folder: Path) -> Attack:
     session.SECONDS = 0.2
     system = os.sysconf
     CLOSING.enter_context(
-        mock.patch.object(os, "sysconf", lambda name: 400_000 if name == "SC_PHYS_PAGES" else system(name))
+        mock.patch.object(os, "sysconf", lambda name: 180_000 if name == "SC_PHYS_PAGES" else system(name))
     )
     made: tuple[Callable[[Random], Any], ...] = (
         lambda draw: bombs.endless(),

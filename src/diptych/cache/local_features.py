@@ -43,7 +43,7 @@ class LocalFeatures:
         self._lock = threading.Lock()  # one connection, any thread
         with storing(path):
             for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
-                CACHE.check(path.with_name(path.name + end))
+                CACHE.check_alone(CACHE.check(path.with_name(path.name + end)))
             try:
                 self._database = sqlite3.connect(path, check_same_thread=False)
                 found = self._database.execute("select type, name, sql from sqlite_schema").fetchall()

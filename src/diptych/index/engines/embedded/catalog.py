@@ -59,7 +59,9 @@ def check_present(folder: Path) -> None:
             "or index a collection there."
         )
     for end in ("", "-wal", "-shm", "-journal"):
-        FILES.check(folder / f"{FILE}{end}")
+        file = FILES.check(folder / f"{FILE}{end}")
+        if end:  # whoever reads may change them
+            FILES.check_alone(file)
 
 
 def replaced(folder: Path) -> IndexFault:
