@@ -535,7 +535,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: load_judgements("eccv", p),
          "FOLDER/original_image_to_caption.json is missing: give a folder with the files of eccv-caption."),
         (lambda _: count_ranks(torch.zeros(2, 3), [0, 1]),
-         "image_of is int64 of shape (2,) for 3 texts: give the image row of each text."),
+         "image_of is int64 of shape (2,) for 3 texts: give the image row of each."),
         (lambda _: count_ranks(torch.zeros(2, 3), [0, 1, 2]),
          "image_of reaches from 0 to 2, but there are 2 images: count from 0."),
         (lambda _: EvaluationProtocol("odd", folds=3).check(np.arange(4), 4),

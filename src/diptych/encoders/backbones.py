@@ -100,8 +100,7 @@ class HubBackbone(Backbone):
         except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
             reason = reason_of(error, 160)
             raise SettingsError(
-                f"{source} makes no cells of {size}-pixel pictures ({reason}): choose its own image size or "
-                "another backbone."
+                f"{source} makes no cells of {size}-pixel pictures ({reason}): choose its own size, or another."
             ) from error
 
 

@@ -200,8 +200,7 @@ class HashRetrieval:
         began = time.perf_counter()
         if VIEW not in model.branches:
             raise SettingsError(
-                f"this model has no hash head '{VIEW}': train one with the recipe 'cookie-hash', or use another "
-                "protocol."
+                f"this model has no hash head '{VIEW}': train one with the recipe 'cookie-hash'."
             )
         ranked = [data.captions] if data.others is None else [data.captions, data.others]
         sets = [class_sets(part, self.column, self.split_labels) for part in ranked]

@@ -200,8 +200,7 @@ def checked_pairing(
         raise DataError(f"scores of {images} images and {texts} texts cannot be ranked: give items to both.")
     if owner.shape != (texts,) or owner.dtype.kind not in "iu":
         raise DataError(
-            f"image_of is {owner.dtype} of shape {owner.shape} for {texts} texts: "
-            "give the image row of each text."
+            f"image_of is {owner.dtype} of shape {owner.shape} for {texts} texts: give the image row of each."
         )
     if owner.min() < 0 or owner.max() >= images:
         raise DataError(

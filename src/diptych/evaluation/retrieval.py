@@ -171,8 +171,7 @@ class _Source:
         images, texts = len(data.images), len(data.texts)
         if shape != (images, texts):
             raise DataError(
-                f"scores are {shape}, but the data have {images} images and {texts} texts: score these captions, in "
-                "this order."
+                f"scores are {shape}, but the data have {images} images and {texts} texts: score these, in this order."
             )
         image_of = checked_pairing(data.image_of, images, texts)
         rules.protocol.check(image_of, images)

@@ -139,8 +139,7 @@ class UniModalSoftLabels(Objective):
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         if UNI not in embeddings.views:
             raise SettingsError(
-                "USA trains the view 'uni', which this model does not make: give the retriever the branch "
-                "uni=UniModalHeads(…)."
+                "USA trains the view 'uni', which this model lacks: give it the branch uni=UniModalHeads(…)."
             )
         uni = embeddings.views[UNI]
         image = self._side(uni.image, self.image_temperature, batch, IMAGE_TEACHER)

@@ -154,8 +154,7 @@ def check_vectors(vectors: NDArray[Any], width: int, source: Path) -> None:
     """Raise unless vectors have the width of a model and are finite and not zero."""
     if vectors.shape[1] != width:
         raise DataError(
-            f"{source} has vectors of {vectors.shape[1]} numbers and the model makes {width}: name the model that made "
-            "them."
+            f"{source} has vectors of {vectors.shape[1]} numbers and the model makes {width}: name the model of these."
         )
     check_rows(vectors, str(source), outcome=", nothing was imported")
 

@@ -42,8 +42,7 @@ class Column:
             raise SettingsError(f"target '{name}' belongs to '{self.of}': say image or text.")
         if len(self.values) != expected:
             raise DataError(
-                f"target '{name}' has {len(self.values)} rows for {expected} {self.of}s of {data}: "
-                "give a row for each of them."
+                f"target '{name}' has {len(self.values)} rows for {expected} {self.of}s of {data}: give one each."
             )
         if isinstance(self.values, np.ndarray) and np.issubdtype(self.values.dtype, np.floating):
             missing = np.flatnonzero(np.isnan(self.values.reshape(expected, -1)).any(axis=1))
