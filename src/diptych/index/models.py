@@ -243,7 +243,6 @@ class LightModel:
         self._lock = threading.RLock()
         self._loaded: OpenedModel | None = None
         self._failed = False
-        self._said = 0
 
     @property
     def backend(self) -> str:
@@ -308,7 +307,9 @@ class LightModel:
             except RuntimeFault as fault:
                 self._replace(fault)
             else:
-                self._tell_notes()
+                with self._lock:
+                    while self.runtime.notes:
+                        self.say(self.runtime.notes.pop(0))
                 return found
         if name == "cells":
             cache = self.torch_model().cell_cache()  # type: ignore[attr-defined]
@@ -324,12 +325,6 @@ class LightModel:
             self.torch_model()
             self._failed = True
             self.say(instead(fault))
-
-    def _tell_notes(self) -> None:
-        with self._lock:
-            for note in self.runtime.notes[self._said :]:
-                self.say(note)
-            self._said = len(self.runtime.notes)
 
 
 class LoadedPairs:

@@ -15,6 +15,7 @@ from diptych.data.captions import StoredImage
 from diptych.errors import DataError, StorageError
 from diptych.index.protocol import Item, Vectors
 from diptych.model.protocol import CellCache, Local, Model, PairScoring
+from diptych.runtime.model import PICTURES
 
 ABSENT = "it is named by the collection but not on disk."
 NOT_FINITE = "the model makes NaN or infinity of it: check the model and the picture."
@@ -106,7 +107,6 @@ class IndexingResult:
 
 
 ON_CPU, ON_GPU = 8, 64  # pictures encoded at a time; on a CPU more are slower and take more memory
-IN_RUNTIME = 4  # the same in ONNX Runtime
 PREDICTED, SCORES = "predicted_labels", "label_scores"  # columns of the labels a model predicts
 SCORE_DIGITS = 4  # digits of a stored label score
 Labeller = Callable[..., Sequence[Mapping[str, float]]]
@@ -124,7 +124,7 @@ class BatchEncoder:
         labeller: Labeller | None = None,
         scorer: PairScoring | None = None,
     ) -> None:
-        on_cpu = IN_RUNTIME if getattr(model, "backend", "torch") == "onnx" else ON_CPU
+        on_cpu = PICTURES if getattr(model, "backend", "torch") == "onnx" else ON_CPU
         own = on_cpu if getattr(model, "device", "cpu") == "cpu" else ON_GPU
         self.model, self.batch_size = model, batch_size or own
         self.shared, self.labeller, self.scorer = shared, labeller, scorer
