@@ -269,7 +269,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: Report((Group("x", {"a": 1.0}, "a", Facts({})), Group("y", {"a": 2.0}, "a", Facts({})))),
          "two evaluators return a metric called 'a': give each of them names of its own."),
         (lambda _: Group("sts", {"spearman": 1.0}, "kendall", Facts({})),
-         "the evaluator 'sts' names the metric 'kendall', which is none of spearman."),
+         "the evaluator 'sts' names the metric 'kendall': its metrics are spearman."),
         (lambda _: evaluate_scores(np.eye(2), [0, 1], judgements=["eccv"]),
          "judgements need the ids of captions: pass these in place of image_of."),
         (lambda _: evaluate_scores(np.eye(2), [0, 1], protocol=["plain", "plain"]),

@@ -78,7 +78,7 @@ class Group:
             if name and name not in self.metrics:
                 known = ", ".join(self.metrics) or "none"
                 raise SettingsError(
-                    f"the evaluator '{self.name}' names the metric '{name}', which is none of {known}."
+                    f"the evaluator '{self.name}' names the metric '{name}': its metrics are {known}."
                 )
 
     def under(self, protocol: str) -> Group:
