@@ -33,7 +33,7 @@ TOUCHING = {
     "load_file", "save_file", "from_file", "InferenceSession", "connect", "FileIO", "ZipFile", "TarFile", "ParquetFile",
     "ParquetWriter", "read_table", "memory_map", "renames", "link", "symlink", "mkfifo", "mknod", "chmod", "chown",
     "utime", "removedirs", "copy2", "savez", "savetxt", "loadtxt", "genfromtxt", "NamedTemporaryFile", "mkstemp",
-    "FileResponse", "system", "Popen",
+    "FileResponse", "system", "Popen", "open_memmap",
 }  # fmt: skip
 ALSO_OF_TEXTS = {"replace", "remove", "copy", "move"}  # of ``os`` and ``shutil``, or of a path
 HANDED = {"open", "unlink", "rmtree", "truncate", "read_bytes", "read_text", "rename"}

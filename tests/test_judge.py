@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from small import precomputed
 
 from diptych.data.formats import open_captions
+from diptych.errors import DataError
+from diptych.evaluation.score_matrix import read_scores
 from diptych.model.scores import MatrixScores
 from diptych.runs.judge import Subject, judge, readings
 
@@ -218,3 +220,24 @@ def test_bad_scores_are_refused(data: Path, tmp_path: Path) -> None:
     name = open_captions(data, split="testall").image_ids[0]
     (tmp_path / "bad.run").write_text(f"{name} Q0 nobody 1 0.5 x\n")
     assert "nobody" in refused("judge", tmp_path / "bad.run", *asked)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"PK\x03\x04" + bytes(90), b"\x93NUMPY\x02\x00\x28\x23\x00\x00" + b"(" * 8999 + b"\n", b"a number",
+        b"several",
+    ],
+    ids=["empty", "no archive", "brackets", "a number", "several"],
+)  # fmt: skip
+def test_files_that_hold_no_scores(content: bytes, tmp_path: Path) -> None:
+    """The end of an empty file was taken for an interruption; the others ended in Python errors."""
+    file = tmp_path / "scores.npy"
+    file.write_bytes(content)
+    if content == b"a number":
+        np.save(file, np.float32(1))
+    if content == b"several":
+        with file.open("wb") as handle:
+            np.savez(handle, a=np.ones(3), b=np.ones(3))
+    with pytest.raises(DataError, match=r"scores\.npy"):
+        read_scores(file)

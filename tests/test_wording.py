@@ -245,7 +245,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "crop=(0.0, 1.0) must be two numbers with 0 < low ≤ high ≤ 1."),
         (lambda _: PictureAugmentation(hue=0.7),
          "hue=0.7 is no share of the colour circle: give 0 to 0.5."),
-        (lambda _: PixelInput(size=0), "size=0 is not a picture side: give a positive number of pixels."),
+        (lambda _: PixelInput(size=0), "size=0 is not a picture side: give 1 to 4,096 pixels."),
         (lambda _: RegionInput(0), "dim=0 is not a feature length: give a positive number."),
         (lambda _: emoji.read(size=4),
          "emoji pictures of size 4 cannot be drawn well: choose 16 to 2048 pixels."),

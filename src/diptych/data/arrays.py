@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -243,6 +243,21 @@ def pinned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     buffer: NDArray[Any] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return buffer.view(dtype).reshape(shape)
+
+
+def read_array(file: Path, mode: Literal["r", "c"] = "r") -> NDArray[Any]:
+    """The numbers of a ``.npy`` file, mapped; what is written to them with ``c`` stays in memory."""
+    try:
+        found: NDArray[Any] = np.lib.format.open_memmap(file, mode)
+    except FileNotFoundError as error:
+        raise DataError(f"{file} does not exist: check the path.") from error
+    except Exception as error:  # numpy reads the header as Python, with errors of many kinds
+        raise DataError(f"{file} is not an array of numbers ({error}): save it with numpy.save.") from error
+    if found.dtype.kind not in "fiu" or not found.ndim:
+        raise DataError(
+            f"{file} holds {found.dtype} of shape {found.shape}, not rows of numbers: save them as float32."
+        )
+    return found
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:

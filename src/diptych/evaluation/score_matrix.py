@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.cache.rows import RowFile
+from diptych.data.arrays import read_array
 from diptych.devices import autocast
 from diptych.errors import DataError
 from diptych.model.reranking import candidates
@@ -75,14 +76,13 @@ def stored_scores(
 
 def read_scores(path: Path) -> MatrixScores:
     """The scores (images, texts) of a ``.npy`` file, of ``stored_scores`` or of another program."""
+    matrix, card = read_array(path, "c"), path.with_suffix(".json")
     try:
-        matrix = np.load(path, mmap_mode="c", allow_pickle=False)
-        card = path.with_suffix(".json")
         known = parse_json(CACHE.read(card)) if card.exists() else {}
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): give a .npy of scores (images, texts).") from error
-    if matrix.dtype.kind not in "fiu":
-        raise DataError(f"{path} holds {matrix.dtype}, not numbers: give scores as float32.")
+        raise DataError(
+            f"{card} cannot be read ({error}): remove it, or give the card of these scores."
+        ) from error
     if isinstance(known, dict) and known.get("done", len(matrix)) != len(matrix):
         raise DataError(
             f"{path} holds the scores of {known['done']} of {len(matrix)} images: finish it with --score_matrix first."

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.arrays import check_rows, unit_rows
+from diptych.data.arrays import check_rows, read_array, unit_rows
 from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
 from diptych.errors import DataError, DiptychError, import_extra
@@ -298,19 +298,6 @@ def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]], half: bool)
     if worst < SAID:
         return [f"the vectors differ a little from the model's own: worst cosine {worst:.6f}."]
     return []
-
-
-def read_array(file: Path) -> NDArray[Any]:
-    """The numbers of a ``.npy`` file."""
-    try:
-        found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DataError(f"{file} does not exist: check the path.") from error
-    except Exception as error:  # numpy reads the header as Python, with errors of many kinds
-        raise DataError(f"{file} is not an array of numbers ({error}): save it with numpy.save.") from error
-    if found.dtype.kind not in "fiu":
-        raise DataError(f"{file} holds {found.dtype}, not numbers: save the vectors as float32.")
-    return found
 
 
 def _column(row: Mapping[str, Any], names: Sequence[str], source: Path, what: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diptych.data.arrays import as_rows, check_rows, unit_rows
+from diptych.data.arrays import as_rows, check_rows, read_array, unit_rows
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.problems import ToBeLeftOut
@@ -28,7 +28,6 @@ from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.score_matrix import read_scores
 from diptych.evaluation.trec import Queries, read_runs, run_queries, write_qrels, write_run
 from diptych.model.scores import EmbeddingScores, Fold, MatrixScores, Scores
-from diptych.runs.embeddings import read_array
 
 FOLD = 1000  # images of COCO's "1K"
 ASSUMED = (1, 5)  # texts per image that programs take for granted

@@ -41,7 +41,9 @@ def picture_reader() -> Reader:
         try:
             return " ".join(engine(blue_first).txts or ())[:LONGEST]
         except Exception as error:  # RapidOCR's own: of a line of pixels, for one
-            raise DataError(f"RapidOCR fails on it ({reason_of(error, 200)}).") from error
+            raise DataError(
+                f"RapidOCR fails on it ({reason_of(error, 200)}): look at the picture."
+            ) from error
 
     return read
 
