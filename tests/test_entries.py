@@ -247,7 +247,7 @@ def test_runs_with_links_and_pipes(kind: str, name: str, sound_model: Path, tmp_
         "log.jsonl": lambda: (read_log(run / name), Log(run)),
     }
     missing = kind == "pipe" and name in ("run.json", "last", "best")
-    wanted = "state|(run|model) folder" if missing else "plain file"
+    wanted = "state|no run|model folder" if missing else "plain file"
     with pytest.raises(CheckpointError, match=wanted):
         opening.get(name, lambda: load_rest(run, None, None))()  # type: ignore[arg-type]
     assert Path(tmp_path, "elsewhere").stat() == before
