@@ -15,10 +15,11 @@ from small import pictures
 from diptych import Retriever
 from diptych.encoders import pretrained
 from diptych.encoders.known_names import hub_hint, is_pretrained_name, known_name, recorded_name
+from diptych.encoders.lite0 import Lite0
 from diptych.encoders.pretrained import source_name
 from diptych.errors import CheckpointError, DataError
 from diptych.index.engines.opening import open_index
-from diptych.model.named import text_source
+from diptych.model.named import backbone, text_source
 
 OPENAI = "openai/clip-vit-base-patch32"
 
@@ -86,6 +87,12 @@ def test_any_other_name_is_never_sent_to_the_hub(
 def test_paths_are_no_ids_of_the_hub() -> None:
     for path in ("/runs/photos", "./photos", "../photos", "a/b/c", "photos", "~/photos"):
         assert hub_hint(path) == ""
+
+
+def test_a_name_of_the_package_wins_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lite0").mkdir()  # as the docs export a runtime
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(backbone("lite0"), Lite0)
 
 
 def test_a_known_name_works_wherever_hf_does(downloaded: Path) -> None:

@@ -107,11 +107,11 @@ def check_pictures(captions: Captions, model: str) -> None:
 
 
 def backbone(name: str, image_size: int = 224, registry: Registry = BACKBONES) -> Backbone:
-    """An image backbone by name: hf:ID, timm:NAME, a folder, or what the registry knows."""
+    """An image backbone by name: hf:ID, timm:NAME, what the package knows, a folder, or a plugin's."""
     name = known_name(name)
     if name.startswith("timm:"):
         return TimmBackbone(name, size=image_size)
-    if name.startswith("hf:") or Path(name).is_dir():
+    if name.startswith("hf:") or (name not in registry.own and Path(name).is_dir()):
         return HubBackbone(name.removeprefix("hf:"), size=image_size)
     made: Backbone = registry.make(name, size=image_size)
     return made
