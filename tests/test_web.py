@@ -575,6 +575,7 @@ def test_changes_do_not_queue_for_ever(folder: Path, monkeypatch: pytest.MonkeyP
         ({"query": "http://127.0.0.1/x.png"}, "not fetched: upload the image"),
         ({"text": "red", "rerank": 10}, "no pair scorer"),
         ({"text": "a\x00b"}, "not text at 2"),
+        ({"q": "red"}, "no parameter 'q'"),
     ],
 )
 def test_a_mistake_is_one_sentence(

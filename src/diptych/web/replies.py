@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable
@@ -40,6 +40,7 @@ STATUSES = (  # the first that fits
 class SearchRequest(BaseModel):
     """A search as a client asks it."""
 
+    model_config = ConfigDict(extra="forbid")
     text: str = Field(default="", description="plain text")
     query: str = Field(default="", description='an expression: "2:red shoe" - "sneaker"')
     like: str = Field(default="", description="the id of an item: more like this")
@@ -207,6 +208,8 @@ def add_handlers(app: FastAPI) -> None:
         given = first.get("input")
         given = json.dumps(given[:60] if isinstance(given, str) else str(given)[:60], ensure_ascii=False)
         value = f" (given {given[:60]})" if "input" in first and first["type"] != "missing" else ""
+        if first["type"] == "extra_forbidden":
+            return failure(422, f"there is no parameter '{name[:60]}': /docs lists those of {request.url.path}.")
         return failure(422, f"{name}: {first['msg']}{value}.")
 
     @app.exception_handler(Exception)
