@@ -209,7 +209,9 @@ def add_handlers(app: FastAPI) -> None:
         given = json.dumps(given[:60] if isinstance(given, str) else str(given)[:60], ensure_ascii=False)
         value = f" (given {given[:60]})" if "input" in first and first["type"] != "missing" else ""
         if first["type"] == "extra_forbidden":
-            return failure(422, f"there is no parameter '{name[:60]}': /docs lists those of {request.url.path}.")
+            return failure(
+                422, f"there is no parameter '{name[:60]}': /docs lists those of {request.url.path}."
+            )
         return failure(422, f"{name}: {first['msg']}{value}.")
 
     @app.exception_handler(Exception)
