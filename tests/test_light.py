@@ -411,6 +411,7 @@ def test_a_runtime_in_the_cache_is_found_by_the_fingerprint(
     weights = (home / "model.safetensors").read_bytes()
     (home / "model.safetensors").write_bytes(weights[:-4] + bytes(4))  # another model now
     assert find_runtime(home, made.fingerprint()) is None
+    assert find_runtime("hf:its/name", made.fingerprint()) == cached  # the same model of the hub
 
 
 def test_cells_are_shared_by_both_backends(model: Path, photos: Path, tmp_path: Path) -> None:

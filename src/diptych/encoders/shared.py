@@ -209,7 +209,9 @@ def start_from_bert(blocks: SharedBlocks, source: str | Path) -> None:
         raise SettingsError(f"{name} is a '{config.model_type}', not a BERT: give the folder or id of one.")
     own = [block for block in blocks.blocks if isinstance(block, PreNormBlock)]
     if config.num_hidden_layers < len(own):
-        raise SettingsError(f"{name} has {config.num_hidden_layers} layers: give fewer --blocks.")
+        raise SettingsError(
+            f"{name} has {config.num_hidden_layers} layers for {len(own)} blocks: give fewer --blocks."
+        )
     wanted = config.hidden_size, config.intermediate_size
     if (blocks.dim, own[0].first.out_features) != wanted:
         raise SettingsError(

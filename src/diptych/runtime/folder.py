@@ -98,8 +98,8 @@ def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | No
     if not (cached / FOLDER / FACTS).is_file():
         return None
     try:
-        wanted = read_facts(cached).model  # what the model's own files were then
-        same = all(file_facts(own / name) == facts for name, facts in wanted.items())
+        wanted = read_facts(cached).model  # what the files of the folder that it was made of were then
+        same = not own.is_dir() or all(file_facts(own / name) == facts for name, facts in wanted.items())
     except RuntimeFault:
         return cached  # whoever opens it is told
     except OSError:
