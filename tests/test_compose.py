@@ -71,6 +71,13 @@ def test_hosts_take_poolings_terms_and_a_transformer(host: str, tmp_path: Path) 
         assert all(map(math.isfinite, found))
 
 
+@pytest.mark.parametrize("loss", ["info_nce", "csa"])
+def test_any_term_takes_the_place_of_dcl(loss: str, tmp_path: Path) -> None:
+    terms = train("coder", tmp_path / "run", loss=loss)
+    assert math.isfinite(terms["instance"])
+    assert "dcl" not in terms
+
+
 @pytest.mark.parametrize(
     ("host", "changes"),
     [

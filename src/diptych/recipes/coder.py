@@ -19,15 +19,18 @@ from diptych.model.twin import KeyPrecision
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
 from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumContrast
+from diptych.objectives.expressions import OWN
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import prototypes
 from diptych.recipes import vse_infinity
 from diptych.recipes.provide import provided, with_branch
 from diptych.recipes.recipe import Recipe
 from diptych.recipes.towers import ConceptSettings, concept_branch
+from diptych.registries import OBJECTIVES
 from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
+DCL = ("dcl", OWN)
 SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # shares of nouns, adjectives, verbs
 
 
@@ -38,7 +41,7 @@ class Settings(vse_infinity.Settings, ConceptSettings):
 
     learning_rate: float = setting(0.0, "base learning rate (0: 5e-4 with a GRU, else 2e-4)", low=0)
     weight_decay: float = setting(0.0, "weight decay (0: plain Adam, as in the paper)", low=0)
-    loss: Literal["dcl", "triplet"] = setting("dcl", "instance loss (Table 2, row 1: triplet)")
+    loss: str = setting("dcl", "instance loss: own is dcl (Table 2, row 1: triplet)", names=OBJECTIVES)
     temperature: float = setting(0.1, "μ of Eq. 4 and 5", low=1e-4)
     contrast_margin: float = setting(0.3, "γ of Eq. 4 and 5")
     diversity: Diversity = setting("std", "diversity of an anchor's negatives (supplement, Table 3)")
@@ -115,11 +118,20 @@ def build(settings: Settings, captions: Captions) -> Method:
     if settings.bank != "none":
         queue = CoupledQueue(settings.queue_size, settings.dim)
         queue.check(settings.batch_size)
-    if settings.loss == "triplet":
-        members["triplet"] = base.objective, settings.instance_weight
-    else:
+    if settings.loss in DCL:
         bank = queue if settings.bank_diversity else None
         members["dcl"] = DiversityContrast(contrast, bank=bank), settings.instance_weight
+    elif settings.loss == "triplet":
+        members["triplet"] = base.objective, settings.instance_weight
+    else:
+        term = OBJECTIVES.make(
+            settings.loss,
+            settings,
+            dim=settings.dim,
+            pairs=len(captions.texts),
+            branches=sides.branches,
+        )
+        members["instance"] = term, settings.instance_weight
     if queue is not None and settings.bank == "contrast":
         members["m_dcl"] = MomentumContrast(queue, contrast, bank_diversity=settings.bank_diversity), 1.0
     elif queue is not None:
@@ -136,7 +148,7 @@ def build(settings: Settings, captions: Captions) -> Method:
 
 def check(settings: Settings, captions: Captions) -> None:
     """Refuse settings that contradict each other, or would be paid for and not used."""
-    if settings.loss == "dcl" and settings.margin != Settings.margin:
+    if settings.loss in DCL and settings.margin != Settings.margin:
         raise SettingsError("--margin is that of the triplet loss: give DCL's as --contrast_margin.")
     if settings.prototypes and not settings.concept:
         raise SettingsError(
@@ -147,7 +159,7 @@ def check(settings: Settings, captions: Captions) -> None:
             raise SettingsError(f"the concepts are those of --concept_files: leave out --{name}.")
     if settings.bank == "diversity":
         unread = {
-            "--loss triplet": settings.loss == "triplet",
+            f"--loss {settings.loss}": settings.loss not in DCL,
             "--diversity none": settings.diversity == "none",
             "--no_bank_diversity": not settings.bank_diversity,
         }
