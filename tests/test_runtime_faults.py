@@ -382,6 +382,8 @@ def test_an_operator_that_this_onnx_runtime_lacks(home: Path) -> None:
             "pictures",
         ),
         (lambda f: f["images"].update(size="big"), "pictures"),
+        (lambda f: f["images"].update(part=[]), "pictures"),
+        (lambda f: f["texts"].update(max_length=9.5), "9.5"),
         (lambda f: f.update(texts={"kind": "runes"}), "runes"),
         (lambda f: f["texts"].update(more=1), "tokenizer"),
         (lambda f: f.update(fingerprint="0" * 16), "0000000000000000"),

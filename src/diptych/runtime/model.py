@@ -73,8 +73,9 @@ class RuntimeModel:
         self._lock = threading.RLock()
         self._sessions: dict[str, OnnxSession] = {}
         self._reader: TextInput | None = None
-        if facts.images.get("part") not in READERS:
-            raise _unprepared(folder, facts.images.get("part"))
+        part = facts.images.get("part")
+        if not isinstance(part, str) or part not in READERS:
+            raise _unprepared(folder, part)
 
     @staticmethod
     def open(place: str | Path, *, threads: int | None = None) -> RuntimeModel:
