@@ -264,16 +264,22 @@ def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:
             f"the part '{kind.__name__}' was saved by another version of diptych: config.json gives it {what}; copy "
             "the model again, or update diptych."
         )
+    if (name := misfit(kind, arguments, LARGEST)) is not None:
+        raise CheckpointError(
+            f"config.json gives the argument {name} of the part '{kind.__name__}' the value {arguments[name]!r:.60}: "
+            "copy the model again, or update diptych."
+        )
+
+
+def misfit(kind: type, arguments: Mapping[str, Any], largest: float | None = None) -> str | None:
+    """The first argument whose value has not the type that the class asks for, or is beyond ``largest``."""
     try:
-        hints = typing.get_type_hints(inspect.unwrap(make))
+        hints = typing.get_type_hints(inspect.unwrap(kind.__init__))  # type: ignore[misc]
     except (NameError, TypeError):  # an annotation for the type checker only
-        return
-    for name, value in arguments.items():
-        if not fits(value, hints.get(name, Any), LARGEST):
-            raise CheckpointError(
-                f"config.json gives the argument {name} of the part '{kind.__name__}' the value {value!r:.60}: copy "
-                "the model again, or update diptych."
-            )
+        return None
+    return next(
+        (name for name in arguments if not fits(arguments[name], hints.get(name, Any), largest)), None
+    )
 
 
 def _unknown(name: object, module: object) -> str:

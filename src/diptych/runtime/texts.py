@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
 from diptych.data.tokenizers import check_tokenizer, tokenizing
 from diptych.errors import RuntimeFault
-from diptych.names import fits
+from diptych.parts import misfit
 from diptych.runtime.folder import LARGEST, TOKENIZER, VOCABULARY, advice, is_size
 from diptych.storage import MODEL, parse_json
 
@@ -78,20 +77,14 @@ class Pieces(TextInput):
         return FixedTexts(ids, mask)
 
 
-def _check_types(kind: type[TextInput], settings: Mapping[str, Any]) -> None:
-    hints = typing.get_type_hints(kind.__init__)
-    for name, value in settings.items():
-        if not fits(value, hints.get(name, Any)):
-            raise ValueError(f"{name} is {value!r:.40}")
-
-
 def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
     """The reader that the ``runtime.json`` of a runtime describes."""
     settings = dict(described)
     try:
         clean, kind = settings.pop("clean", None), settings.pop("kind")
         reader: TextInput
-        _check_types(WordInput if kind == "words" else Pieces, settings)
+        if (name := misfit(WordInput if kind == "words" else Pieces, settings)) is not None:
+            raise ValueError(f"{name} is {settings[name]!r:.40}")
         if kind == "words":
             reader = WordInput(parse_json(MODEL.read(folder / VOCABULARY)), augment=0.0, **settings)
         elif kind == "pieces":
