@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from dual_folders import clip_folder, vit_folder
+from on_cpu import cpu_accelerator
 from small import bert_folder, photos
 from small_senteval import write_senteval
 from torch import nn
@@ -87,7 +87,7 @@ def stepped(
         targets={} if held else targets,
     )
     optimizer = build_optimizer(method, settings)
-    step = Step(method, method.retriever.train(), optimizer, Accelerator(cpu=True), 0.0, resident)
+    step = Step(method, method.retriever.train(), optimizer, cpu_accelerator(), 0.0, resident)
     _, _, terms = step(next(iter(loader.epoch(0))))
     return method, {name: float(value) for name, value in terms.items()}
 

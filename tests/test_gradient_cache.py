@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from commands import torchrun
+from on_cpu import cpu_accelerator
 from small import precomputed
 from test_training import command, losses
 
@@ -53,7 +52,6 @@ def batch(seed: int = 0) -> Batch:
 
 def stepper(objective: Objective, *, dropout: float = 0.0, twin: bool = False) -> Step:
     torch.manual_seed(0)
-    AcceleratorState._reset_state()
     shared = TokenTransformer(8, heads=2, feedforward=16, dropout=dropout)
     retriever = Retriever(
         Tower(Contextual(PrecomputedGrid(6, 8, drop=0.3 if dropout else 0.0), shared), Max()),
@@ -64,7 +62,7 @@ def stepper(objective: Objective, *, dropout: float = 0.0, twin: bool = False) -
     method = Method(
         retriever.train(), objective.double(), momentum=partial(Twin, precision="same") if twin else None
     )
-    accelerator = Accelerator(cpu=True)
+    accelerator = cpu_accelerator()
     parameters = [*retriever.parameters(), *objective.parameters()]
     optimizer = accelerator.prepare_optimizer(torch.optim.SGD(parameters, lr=1.0))
     return Step(method, retriever, optimizer, accelerator, 2.0)

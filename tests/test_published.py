@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
+from on_cpu import cpu_accelerator
 from small import bert_folder, precomputed
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -156,7 +156,7 @@ def test_training_follows_the_public_code(
     other = copied(method).train()
     theirs = torch.optim.AdamW(other.parameters(), lr=5e-4)  # weight decay as torch has it
     optimizer, schedule = build_optimizer(method, settings), schedule_of(settings, 4)
-    step = Step(method, method.retriever, optimizer, Accelerator(cpu=True), settings.clip_norm)
+    step = Step(method, method.retriever, optimizer, cpu_accelerator(), settings.clip_norm)
     losses = []
     for number, (batch, kept) in enumerate(batches(method, captions, 8)):
         monkeypatch.setattr(regions, "drop_each", lambda mask, rate, kept=kept: kept)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bombs import transparent_png
 from commands import diptych, refused
 from dual_folders import vit_folder
@@ -209,8 +210,9 @@ def test_nothing_but_bad_pictures_is_one_sentence(table: Path, tmp_path: Path) -
     ],
 )
 def test_settings_are_refused_before_anything_is_extracted(
-    table: Path, tmp_path: Path, flag: str, message: str
+    table: Path, tmp_path: Path, flag: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run = ("--data", table, "--output_dir", tmp_path / "run", *FLAGS, flag)
     assert message in refused("train", "vse-plus-plus", *run)
     assert not (tmp_path / "cache" / "images").exists()

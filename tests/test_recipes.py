@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from dual_folders import clip_folder, vit_folder
+from on_cpu import cpu_accelerator
 from small import bert_folder, photos, pictures, precomputed
 
 from diptych.aggregators import Mean
@@ -127,7 +127,7 @@ def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
 def step(method: Method, optimizer: torch.optim.Optimizer, batch: Any) -> float:
     """One step of training itself, without the loop around it."""
     method.retriever.train()
-    run = Step(method, method.retriever, optimizer, Accelerator(cpu=True), clip_norm=0.0)
+    run = Step(method, method.retriever, optimizer, cpu_accelerator(), clip_norm=0.0)
     embeddings, whole, terms = run(batch)
     with torch.no_grad():
         after_step(method.objective, embeddings, whole)
@@ -258,9 +258,7 @@ def test_any_objective_on_any_host(name: str, world: World) -> None:
     method, settings = built(name, captions, world, objective="own + 0.5*info_nce + dcl")
     batch = next(loader_of(method, captions, settings).epoch(0))
     start_epoch(method.objective, 1)
-    run = Step(
-        method, method.retriever.train(), build_optimizer(method, settings), Accelerator(cpu=True), 0.0
-    )
+    run = Step(method, method.retriever.train(), build_optimizer(method, settings), cpu_accelerator(), 0.0)
     _, _, terms = run(batch)
     assert {"info_nce", "dcl"} <= set(terms)
     assert len(terms) >= 3

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
+from on_cpu import cpu_accelerator
 from small import bert_folder, precomputed
 
 from diptych.aggregators.gpo import GPO
@@ -115,7 +115,7 @@ def stepped(folder: Path, order: Order, watch: Callable[[Any], None]) -> None:
     )
     # not AdamW: where there is a real GPU it refuses to step inside what it takes for a recording
     optimizer = torch.optim.SGD(method.retriever.parameters(), lr=settings.learning_rate)
-    step = Step(method, method.retriever.train(), optimizer, Accelerator(cpu=True), 0.0)
+    step = Step(method, method.retriever.train(), optimizer, cpu_accelerator(), 0.0)
     batch = next(iter(batches.epoch(0)))
     watch(method)
     with beside(method, step):

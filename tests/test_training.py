@@ -329,7 +329,7 @@ def test_settings_say_what_is_wrong() -> None:
         from_json(TrainingSettings, {"learning_rat": 1})
     bare: Any = type("Bare", (), {"train_from": {}, "twin": None})()
     with pytest.raises(SettingsError, match="cuda_graphs"):
-        session.start(bare, TrainingSettings(cuda_graphs=True))
+        session.start(bare, TrainingSettings(cuda_graphs=True), on_cpu=True)
 
 
 def test_schedule() -> None:
