@@ -6,13 +6,14 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import zlib
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import refused
-from resealed import VECTORS, make, reseal
+from resealed import VECTORS, D, make, reseal
 
 from diptych.errors import DiptychError, IndexFault
 from diptych.index.engines.embedded import checksums, connections
@@ -220,6 +221,44 @@ def test_a_fact_that_is_missing(fact: str, folder: Path) -> None:
             db.execute("DELETE FROM meta WHERE key = 'digest'")
     with pytest.raises(IndexFault):
         EmbeddedIndex.open(folder)
+
+
+@pytest.mark.parametrize("start", [-(2**62), -5])
+def test_rows_that_begin_before_their_file(start: int, folder: Path) -> None:
+    """They were read from a place that no file has."""
+    reseal(folder, "UPDATE blocks SET start = ? WHERE segment = 1", start)
+    with EmbeddedIndex.open(folder) as index:
+        assert "vectors-000001-image.f32 has checksums for 0 of its 32 rows." in index.verify()
+
+
+@pytest.mark.parametrize("column", ["id", "content"])
+def test_the_contents_of_a_collection_are_texts(column: str, folder: Path) -> None:
+    reseal(folder, f"UPDATE items SET {column} = ? WHERE id = 'image 5'", b"x")
+    with EmbeddedIndex.open(folder) as index, pytest.raises(IndexFault, match="items"):
+        list(index.contents(0))
+
+
+@pytest.mark.parametrize("head", ["{'descr': (", "{1: 1, 'a': 2}", "{[]: 1}", "'" * 3, "(" * 5000])
+def test_codes_whose_head_is_no_array_are_left_alone(head: str, folder: Path) -> None:
+    """numpy reads the head of an array with Python's own tokenizer and ``sorted``, which raise errors of their own."""
+    (file,) = folder.glob("graph-*")
+    data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+    file.write_bytes(data)
+    reseal(folder, "UPDATE graphs SET size = ?, checksum = ?", len(data), zlib.crc32(data))
+    with EmbeddedIndex.open(folder) as index:
+        assert index.search(VECTORS[0], 1, kind="image").exact
+
+
+@pytest.mark.parametrize("signature", ["é", "\x00", "x" * 10_000])
+def test_a_graph_signed_with_any_text_is_left_alone(signature: str, tmp_path: Path) -> None:
+    pytest.importorskip("usearch")
+    folder = tmp_path / "index"
+    with EmbeddedIndex.create(folder, D) as index:
+        index.add([Item(f"image {n}") for n in range(32)], VECTORS[:32])
+        index.build_graph("image")
+    reseal(folder, "UPDATE meta SET value = ? WHERE key = 'signature-image'", signature)
+    with EmbeddedIndex.open(folder) as index:
+        assert index.search(VECTORS[0], 1, kind="image").exact
 
 
 def test_two_segments_that_name_one_file(folder: Path) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from diptych.data.captions import ImageStore, StoredImage
 
 # what numpy's reader of headers, which evaluates a literal, raises for a damaged one
-_NO_HEADER = (
+NO_ARRAY = (
     ValueError, TypeError, SyntaxError, TokenError, EOFError, OSError, RecursionError, MemoryError, KeyError,
     AttributeError, OverflowError, IndexError, struct.error,
 )  # fmt: skip
@@ -277,7 +277,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             start = file.tell()
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
-    except _NO_HEADER as error:
+    except NO_ARRAY as error:
         raise DataError(f"{path} is not a numpy array file ({error}): write it with numpy.save.") from error
     if any(not isinstance(side, int) or side < 0 for side in shape):
         raise DataError(f"{path} claims the shape {shape}: write it again with numpy.save.")

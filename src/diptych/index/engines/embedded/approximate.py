@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.codes import WORD, Codes, hamming, nearest
+from diptych.data.arrays import NO_ARRAY
 from diptych.errors import SettingsError, StorageError, import_extra
 from diptych.index.engines import coding
 from diptych.index.engines.coding import Coder, code_bits
@@ -94,7 +95,7 @@ class CodeTable:
         try:
             with os.fdopen(FILES.open(Path(path)), "rb") as file:
                 facts, mean, rotation, keys, codes = (_read(file) for _ in range(5))
-        except (ValueError, OSError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
+        except NO_ARRAY as error:
             raise RuntimeError(f"{path} holds no codes ({error})") from error
         shapes = [(array.shape, array.dtype) for array in (mean, rotation, keys, codes)]
         count, bits = keys.size, code_bits(self.dimension)
@@ -295,7 +296,7 @@ def _fault(graph: Graph, path: Path) -> str:
     crc, signature = signed(path, graph.size, None if graph.is_codes else own_key())
     if crc != graph.checksum:
         return "is damaged"
-    if graph.is_codes or (signature and hmac.compare_digest(signature, graph.signature)):
+    if graph.is_codes or (signature and hmac.compare_digest(signature.encode(), graph.signature.encode())):
         return ""
     return "was not made by you on this machine"
 

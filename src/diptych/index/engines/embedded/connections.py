@@ -2,7 +2,7 @@
 
 SQLite keeps each ``CREATE`` statement as it was written, so two catalogs of one format have the same statements: a
 view in the place of a table, a trigger, a column that computes something or another collation is another statement.
-The rows of the small tables are read with ``rows`` only, which checks the type and range of every value.
+Rows are read with ``rows`` only, which checks the type and range of every value, and items with ``catalog``.
 """
 
 from __future__ import annotations
@@ -144,11 +144,15 @@ _ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
     "collections": ("SELECT number, name, root FROM collections ORDER BY number", (_COUNT, text, text)),
     "columns": ("SELECT name, kinds FROM columns ORDER BY name", (text, kinds_of_value)),
     "dead": ("SELECT slot FROM dead WHERE serial > ?", (_SIZE,)),
+    "items": (
+        "SELECT id, content FROM items WHERE collection = ?1 AND (?2 IS NULL OR kind = ?2)",
+        (text, text),
+    ),
 }
 
 
-def rows(db: sqlite3.Connection, folder: Path, table: str, values: tuple[int, ...] = ()) -> list[Any]:
-    """All rows of a small table, or those that ``values`` choose, each value of its type and in its range."""
+def rows(db: sqlite3.Connection, folder: Path, table: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    """All rows of a table, or those that ``values`` choose, each value of its type and in its range."""
     query, tests = _ROWS[table]
     found = db.execute(query, values).fetchall()
     for row in found:

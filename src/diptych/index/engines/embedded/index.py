@@ -187,8 +187,7 @@ class EmbeddedIndex(Index):
         return self._read(lambda state, db: catalog.thumbnail_of(db, id))
 
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
-        query = "SELECT id, content FROM items WHERE collection = ? AND (? IS NULL OR kind = ?)"
-        yield from self._read(lambda state, db: db.execute(query, (collection, kind, kind)).fetchall())
+        yield from self._read(lambda state, db: connections.rows(db, self.path, "items", (collection, kind)))
 
     def _nearest(
         self, queries: Vectors, k: int, kind: Kind | None, filter: str | Filter | None, exact: bool | None

@@ -8,7 +8,7 @@ from pathlib import Path
 from diptych.errors import IndexFault
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.segments import FILES, RowLayout, checksum, slot_of
-from diptych.index.engines.embedded.state import State
+from diptych.index.engines.embedded.state import Segment, State
 from diptych.index.protocol import KINDS
 from diptych.progress import track
 
@@ -23,7 +23,7 @@ def verify(
     for segment in track(state.segments, "segments of vectors", None, show_progress):
         try:
             path = FILES.path(folder, segment.file)
-            faults += _blocks(db, path, layout, segment.number, len(segment))
+            faults += _blocks(db, path, layout, segment)
         except IndexFault as error:
             faults.append(str(error))
         span = (slot_of(segment.number, 0), slot_of(segment.number, len(segment)))
@@ -43,16 +43,12 @@ def verify(
         words = _count(db, f"SELECT count(*) FROM {kind}_words_docsize")
         if words != state.count(kind):
             faults.append(f"the full text covers {words} of {state.count(kind)} {kind} items.")
-    for file, size, expected in db.execute("SELECT file, size, checksum FROM graphs"):
-        try:
-            path = FILES.path(folder, file)
-        except IndexFault as error:
-            faults.append(str(error))
-            continue
-        if not path.is_file() or path.stat().st_size != size:
-            faults.append(f"the approximate index {file} is missing or cut short: build it again.")
-        elif checksum(path, 0, size) != expected:
-            faults.append(f"the approximate index {file} is damaged: build it again.")
+    for graph in state.graphs:
+        path = folder / graph.file
+        if not path.is_file() or path.stat().st_size != graph.size:
+            faults.append(f"the approximate index {graph.file} is missing or cut short: build it again.")
+        elif checksum(path, 0, graph.size) != graph.checksum:
+            faults.append(f"the approximate index {graph.file} is damaged: build it again.")
     return faults
 
 
@@ -112,19 +108,18 @@ def _word_faults(folder: Path) -> list[str]:
         source.close()
 
 
-def _blocks(db: sqlite3.Connection, path: Path, layout: RowLayout, segment: int, rows: int) -> list[str]:
+def _blocks(db: sqlite3.Connection, path: Path, layout: RowLayout, segment: Segment) -> list[str]:
     if not path.is_file():
         return [f"{path.name} is missing."]
     faults, at = [], 0
-    query = "SELECT start, rows, checksum FROM blocks WHERE segment = ? ORDER BY start"
-    for start, count, expected in db.execute(query, (segment,)).fetchall():
+    for start, count, expected in connections.rows(db, path.parent, "blocks", (segment.number, 0)):
         if start != at:
             faults.append(f"{path.name} has no checksum for rows {at} to {start}.")
         if checksum(path, start * layout.row_bytes, count * layout.row_bytes) != expected:
             faults.append(f"{path.name} is damaged between rows {start} and {start + count}.")
         at = start + count
-    if at != rows:
-        faults.append(f"{path.name} has checksums for {at} of its {rows} rows.")
+    if at != len(segment):
+        faults.append(f"{path.name} has checksums for {at} of its {len(segment)} rows.")
     return faults
 
 
