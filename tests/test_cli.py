@@ -153,6 +153,13 @@ def test_a_file_that_may_not_be_read_is_a_sentence(tmp_path: Path) -> None:
     assert "train_caps.txt" in refused(*training("vse-infinity", data), "--output_dir", tmp_path / "run")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs a file that no disk can read")
+def test_a_disk_that_fails_is_a_sentence(tmp_path: Path) -> None:
+    """The system gives no name with what it cannot read: its own memory at 0 is such a place."""
+    (tmp_path / "texts.csv").symlink_to("/proc/self/mem")
+    assert "Input/output error" in refused("data", "check", tmp_path / "texts.csv")
+
+
 @pytest.mark.parametrize("when", ["starting", "working"])
 def test_ctrl_c_ends_with_a_sentence(when: str, tmp_path: Path) -> None:
     pictures(tmp_path / "photos", 400, size=8)

@@ -17,7 +17,7 @@ from colour_model import ColourModel
 from disks import fill, grow, make_read_only, small_disk
 
 from diptych.errors import DataError, IndexFault, StorageError
-from diptych.index.engines.embedded import scan, segments
+from diptych.index.engines.embedded import approximate, catalog, scan, segments
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.opening import open_index
 from diptych.index.protocol import Item, Vectors
@@ -255,6 +255,39 @@ def test_a_folder_that_cannot_be_listed_is_one_sentence(
         with pytest.raises(StorageError, match=str(index.path)):
             EmbeddedIndex.open(index.path, writable=True)
     EmbeddedIndex.open(index.path, writable=True).close()
+
+
+def test_a_graph_that_cannot_be_read_back_is_one_sentence(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is read for its checksum; what was there before stays."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(approximate, "signed", fails)
+        with pytest.raises(StorageError, match=str(index.path)):
+            index.build_graph("image", codes=True)
+    assert not index.info.approximate
+    assert index.search(rows(1)[0], 1).ids == ["i0"]
+    index.build_graph("image", codes=True)
+    assert index.info.approximate
+
+
+def test_a_catalog_that_cannot_be_asked_for_is_one_sentence(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer looks first whether its catalog still lies there."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "identity", fails)
+        with pytest.raises(StorageError, match=str(index.path)):
+            index.delete(["i0"])
+    assert index.search(rows(1)[0], 1).ids == ["i0"]
 
 
 def test_a_missing_file_is_a_fault(index: EmbeddedIndex) -> None:

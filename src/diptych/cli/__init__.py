@@ -52,9 +52,9 @@ class Verbs(RegistryGroup):
             name = printable(error.object)[-200:]
             _end(f"error: the name '{name}' is not UTF-8: give the file or folder another name.", 2)
         except OSError as error:
-            if error.filename is None:
+            if error.errno is None:  # not of the system
                 raise
-            file = printable(str(error.filename))
+            file = printable(str(error.filename or "a file or disk that this command needs"))
             _end(f"error: {file} ({error.strerror}): check that it is there and that you may use it.", 2)
         except Interrupted as note:
             _end(str(note), 130)

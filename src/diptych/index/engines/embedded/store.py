@@ -138,14 +138,14 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that commits at the end, or leaves no trace, not even on a full disk."""
-        with self._mutex:
+        with self._mutex, translating(self.path):
             db = self._writer
             if db is None:
                 raise read_only(self.path)
             if catalog.identity(self._file) != self._identity:  # it writes what no longer lies there
                 raise catalog.replaced(self.path)
             try:
-                with translating(self.path), limited(db, self._file):
+                with limited(db, self._file):
                     db.execute("BEGIN IMMEDIATE")
                     yield db
                     db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
@@ -153,8 +153,7 @@ class Store:
                     db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
-                    with translating(self.path):
-                        db.execute("ROLLBACK")
+                    db.execute("ROLLBACK")
                 with suppress(OSError, DiptychError):  # what happened is more telling
                     self._remove_remains(self.state)
                 raise
@@ -162,7 +161,7 @@ class Store:
     @contextmanager
     def alone(self) -> Iterator[State]:
         """The state, which nobody else changes meanwhile."""
-        with self._mutex:
+        with self._mutex, translating(self.path):
             yield self.state
 
     def drop(self, files: list[str]) -> None:
