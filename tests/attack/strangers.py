@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hostile import NUMBERS, TEXTS, as_json, mutated, mutated_json
+from hostile import NUMBERS, TEXTS, as_json, mutated, mutated_json, value
 from register import CLOSING, Attack, target
 
 from diptych.errors import DiptychError
@@ -99,6 +100,9 @@ def use(place: Path, rows: Any) -> None:
         with suppress(DiptychError), EmbeddedIndex.open(place, writable=writable) as index:
             work: list[Callable[[EmbeddedIndex], object]] = [
                 lambda index: index.search(rows[0], 5),
+                lambda index: index.search(rows[0], 5, kind="image"),
+                lambda index: list(index.contents(0)),
+                lambda index: index.near_duplicates(limit=3),
                 lambda index: index.search(rows[0], 5, kind="image", filter="price < 9"),
                 lambda index: index.search_words("number", 5),
                 lambda index: [index.thumbnail(f"image {n}") for n in range(5)],
@@ -183,6 +187,14 @@ def hostile_folders(folder: Path) -> Attack:
                 entry.mkdir()
             else:
                 os.link(folder / "script.sh", entry)  # a plain file, that somebody else names too
+        elif kind < 0.65:  # an approximate index, with the checksum of what it says now
+            graph = next(place.glob("graph-*"))
+            data = mutated(graph.read_bytes(), draw)
+            if draw.random() < 0.5:
+                head = mutated(repr(value(draw)).encode("utf-8", "replace"), draw)[:60_000]
+                data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data[:100]
+            graph.write_bytes(data)
+            reseal(place, "UPDATE graphs SET size = ?, checksum = ?", len(data), zlib.crc32(data))
         elif kind < 0.7:
             root = draw.choice(("/", str(folder), "..", "\x00", "~"))
             reseal(place, "UPDATE collections SET root = ?", root)
