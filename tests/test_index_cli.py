@@ -444,7 +444,7 @@ def test_an_empty_index_and_an_empty_collection(made: Path, tmp_path: Path) -> N
     place = tmp_path / "empty.index"
     empty_index(place, model.dim, model=str(made / "run"), fingerprint=model.fingerprint()).close()
     assert "empty.index" in refused("search", place, "thing")
-    assert "0 image, 0 text" in diptych("index", "info", place).stdout
+    assert "0 images, 0 texts" in diptych("index", "info", place).stdout
     assert diptych("index", "verify", place).stdout == "sound\n"
     assert diptych("index", "compact", place).stdout == "freed 0.0 MB\n"
     assert "no pair among 0 image items" in diptych("index", "duplicates", place).stderr

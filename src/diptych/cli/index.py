@@ -211,7 +211,7 @@ def info(place: str, recall: bool) -> None:
         echo(f"{field:12} {getattr(about, field)}")
     if about.model:
         echo(f"{'backend':12} {backend_of(about.model, about.fingerprint)}")
-    echo(f"{'items':12} " + ", ".join(f"{count} {kind}" for kind, count in about.counts.items()))
+    echo(f"{'items':12} " + ", ".join(counted(count, kind) for kind, count in about.counts.items()))
     graphs = ", ".join(
         f"{count} {kind}{' (binary codes)' if kind in about.coded else ''}"
         for kind, count in about.approximate.items()
