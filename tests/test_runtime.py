@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from commands import TINY, diptych
@@ -35,7 +36,7 @@ from diptych.model.retriever import Retriever, Tower
 from diptych.model.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
 from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
-from diptych.runtime.folder import FOLDER, drawn_pictures, drawn_sets, find_runtime
+from diptych.runtime.folder import BACKBONE, FOLDER, drawn_pictures, drawn_sets, find_runtime
 from diptych.runtime.model import RuntimeModel
 from diptych.training.optim import build_optimizer
 from diptych.types import as_inputs
@@ -267,6 +268,14 @@ def test_cells_computed_before_skip_the_backbone(tmp_path: Path, monkeypatch: py
         cells = backbone(as_inputs(model.image_input([model_picture(one) for one in shown]))).numpy()  # type: ignore[misc]
     monkeypatch.delitem(runtime._sessions, "backbone")
     assert np.abs(runtime.encode_image(list(cells)) - wanted).max() <= CLOSE
+
+
+def test_unequal_padding_is_part_of_a_convolution(tmp_path: Path) -> None:
+    written(picture_model(), tmp_path / "model")
+    nodes = onnx.load(tmp_path / "model" / FOLDER / BACKBONE).graph.node
+    pads = {tuple(a.ints) for node in nodes for a in node.attribute if a.name == "pads"}
+    assert {(0, 0, 1, 1), (1, 1, 2, 2)} < pads
+    assert "Pad" not in {node.op_type for node in nodes}
 
 
 def model_picture(path: Path) -> Any:
