@@ -287,7 +287,7 @@ def test_info_duplicates_remove_compact(own: Path) -> None:
         "removed 2 images"
     )
     about = diptych("index", "info", place).stdout
-    assert f"{COUNT - 2} image, {2 * COUNT - 4} text" in about
+    assert f"{COUNT - 2} images, {2 * COUNT - 4} texts" in about
     assert "diptych index compact gives their space back" in about
     assert "price (number)" in about
     assert f"in {own / 'shop'}" in about
