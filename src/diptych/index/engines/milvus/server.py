@@ -36,7 +36,7 @@ _AWAY = (
     "not loaded", "not available", "unavailable", "not ready", "no available", "recovering", "not healthy", "offline",
     "connection", "node not found", "node not match", "channel not found", "fail connecting", "retry run out",
     "retry timeout", "deadline", "channel lacks", "lack of", "no replica available", "shard delegator", "not serve",
-    "loading", "canceled",
+    "loading", "canceled", "incomplete query result",
 )  # fmt: skip
 _FULL = (
     "quota", "disk full", "no space", "force deny", "forcedeny", "memory limit", "memory exceed", "exhausted",
