@@ -44,7 +44,11 @@ def verify(
         if words != state.count(kind):
             faults.append(f"the full text covers {words} of {state.count(kind)} {kind} items.")
     for graph in state.graphs:
-        path = folder / graph.file
+        try:
+            path = FILES.path(folder, graph.file)
+        except IndexFault as error:  # something else lies there since
+            faults.append(str(error))
+            continue
         if not path.is_file() or path.stat().st_size != graph.size:
             faults.append(f"the approximate index {graph.file} is missing or cut short: build it again.")
         elif checksum(path, 0, graph.size) != graph.checksum:
