@@ -10,6 +10,14 @@ from functools import lru_cache
 from PIL import Image
 
 
+def npy(head: str) -> bytes:
+    """A ``.npy`` file with any header: numpy evaluates it, and Python's tokenizer has an error of its own."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode()
+
+
+UNCLOSED = npy("{'descr': (")
+
+
 def many_scans(scans: int, side: int = 2048) -> bytes:
     """A progressive JPEG with many more scans, each of twelve bytes: a refinement of one bit, the bits left out."""
     out = io.BytesIO()

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bombs import UNCLOSED
 from PIL import Image
 
 from diptych.data.check import check
@@ -206,10 +208,15 @@ def test_the_fingerprint_follows_texts_and_places(two: Path) -> None:
     assert open_captions(two).fingerprint() != before
 
 
-def test_a_damaged_index_is_made_again(two: Path, own_cache: Path) -> None:
+@pytest.mark.parametrize("how", ["cut", "header"])
+def test_a_damaged_index_is_made_again(how: str, two: Path, own_cache: Path) -> None:
     before = list(open_captions(two).texts)
     for file in own_cache.glob("shard-*.npz"):
-        file.write_bytes(file.read_bytes()[:100])
+        if how == "cut":
+            file.write_bytes(file.read_bytes()[:100])
+        else:
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("keys_blob.npy", UNCLOSED)
     assert list(open_captions(two).texts) == before
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bombs import npy
 from commands import refused
 from resealed import VECTORS, D, make, reseal
 
@@ -242,7 +243,7 @@ def test_the_contents_of_a_collection_are_texts(column: str, folder: Path) -> No
 def test_codes_whose_head_is_no_array_are_left_alone(head: str, folder: Path) -> None:
     """numpy reads the head of an array with Python's own tokenizer and ``sorted``, which raise errors of their own."""
     (file,) = folder.glob("graph-*")
-    data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+    data = npy(head)
     file.write_bytes(data)
     reseal(folder, "UPDATE graphs SET size = ?, checksum = ?", len(data), zlib.crc32(data))
     with EmbeddedIndex.open(folder) as index:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from bombs import UNCLOSED
 from torch import Tensor
 
 from diptych.cache.rows import RowFile
@@ -227,6 +228,16 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "s.json").unlink()
     (tmp_path / ".s.npy.log").unlink()
     with pytest.raises(DataError, match=r"s\.json"):
+        stored_scores(scores, path, WHO)
+
+
+def test_a_finished_file_that_is_no_array_is_one_sentence(tmp_path: Path) -> None:
+    """One of an earlier version, without a log: nothing else would notice."""
+    scores, path = scores_of(), tmp_path / "s.npy"
+    stored_scores(scores, path, WHO)
+    (tmp_path / ".s.npy.log").unlink()
+    path.write_bytes(UNCLOSED)
+    with pytest.raises(DataError, match=r"s\.npy"):
         stored_scores(scores, path, WHO)
 
 

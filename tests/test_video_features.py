@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from bombs import UNCLOSED, npy
 
 from diptych.data.captions import Captions
 from diptych.data.check import check
@@ -145,6 +146,14 @@ def test_frames_are_kept_from_the_first_to_the_last() -> None:
 def test_hgr_means_are_one_vector_a_video(tmp_path: Path) -> None:
     captions = open_captions(write_hgr(tmp_path), mean=True)
     assert np.allclose(np.asarray(captions.images[1]), features("video1").mean(0))
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", UNCLOSED, npy("{[]: 1}")])
+def test_names_that_are_no_array_are_one_sentence(data: bytes, tmp_path: Path) -> None:
+    root = write_hgr(tmp_path)
+    (root / "public_split" / "trn_names.npy").write_bytes(data)
+    with pytest.raises(DataError, match=r"trn_names\.npy"):
+        open_captions(root, mean=True)
 
 
 def test_pickled_names_are_refused_with_the_way_to_write_them(tmp_path: Path) -> None:

@@ -60,13 +60,13 @@ def stored_scores(
             if not file.finished:
                 _fill(file, scores, scores.tile if tile is None else tile, done, show_progress)
                 if rough:
-                    matrix = file.change()
-                    _refine(rough, matrix, show_progress)
-                    matrix.flush()
+                    written = file.change()
+                    _refine(rough, written, show_progress)
+                    written.flush()
                 file.finish()
                 card = {**key, "done": file.progress.done, "refined": True}
                 write_text(path.with_suffix(".json"), json.dumps(card))
-    matrix = np.load(path, mmap_mode="c")
+    matrix = read_array(path, "c")
     if matrix.shape != scores.shape or matrix.dtype != np.float32:
         raise DataError(f"{path} is {matrix.dtype} {matrix.shape}, not float32 {scores.shape}: remove it.")
     stored = MatrixScores(torch.from_numpy(matrix))
@@ -127,7 +127,7 @@ def _fill(
     file.reserve(images, (texts,))
     size = max(1, min(IMAGES, BLOCK_BYTES // (4 * texts)))
     if file.path.exists():
-        earlier = np.load(file.path, mmap_mode="r")
+        earlier = read_array(file.path)
         for start in range(file.progress.rows, done, size):
             block = earlier[start : min(start + size, done)]
             file.append(block, len(block))

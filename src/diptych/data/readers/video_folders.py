@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.arrays import ArrayStore
+from diptych.data.arrays import NO_ARRAY, ArrayStore
 from diptych.data.captions import SPLIT_NAMES, UNSPLIT, ImageStore, StoreChain, StoreRows
 from diptych.data.files import read_json, read_lines
 from diptych.data.problems import Problems
@@ -76,8 +76,9 @@ def fill_hgr(
 
 def _names(path: Path) -> list[str]:
     try:
-        names: Any = np.load(path, allow_pickle=False)
-    except (ValueError, OSError) as error:
+        with path.open("rb") as file:
+            names: Any = np.lib.format.read_array(file, allow_pickle=False)
+    except NO_ARRAY as error:
         raise DataError(f"{path} is no array of names ({error}): save one of dtype=str.") from error
     return [one.decode() if isinstance(one, bytes) else str(one) for one in names.reshape(-1).tolist()]
 
