@@ -43,24 +43,20 @@ HEAD_CHANNELS = 1280
 EPS = 1e-3
 
 
-Pads = tuple[int, int]  # before and after
-
-
 class _PaddedConv(torch.autograd.Function):
     """Padding and convolution as the one operator that they are in ONNX; two take a third more time to run."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, filters: Tensor, bias: Tensor, stride: int, left: Pads, top: Pads, groups: int
+        ctx: Any, x: Tensor, pads: list[int], filters: Tensor, bias: Tensor, stride: int, groups: int
     ) -> Tensor:
-        return F.conv2d(F.pad(x, (*left, *top)), filters, bias, stride, groups=groups)
+        return F.conv2d(F.pad(x, pads), filters, bias, stride, groups=groups)
 
     @staticmethod
-    def symbolic(
-        g: Any, x: Any, filters: Any, bias: Any, stride: int, left: Pads, top: Pads, groups: int
-    ) -> Any:
+    def symbolic(g: Any, x: Any, pads: list[int], filters: Any, bias: Any, stride: int, groups: int) -> Any:
         """What is recorded in its place."""
-        pads = [top[0], left[0], top[1], left[1]]
+        left, right, top, bottom = pads
+        pads = [top, left, bottom, right]
         return g.op("Conv", x, filters, bias, strides_i=[stride, stride], pads_i=pads, group_i=groups)
 
 
@@ -94,10 +90,11 @@ class FoldedConv(nn.Module):
         top, left = (self._padding(int(n)) for n in x.shape[-2:])
         if top[0] == top[1] and left[0] == left[1]:
             return F.conv2d(x, filters, bias, self.stride, (top[0], left[0]), groups=self.groups)
+        pads = [*left, *top]
         if is_exported():
-            recorded: Tensor = _PaddedConv.apply(x, filters, bias, self.stride, left, top, self.groups)  # type: ignore[no-untyped-call]
+            recorded: Tensor = _PaddedConv.apply(x, pads, filters, bias, self.stride, self.groups)  # type: ignore[no-untyped-call]
             return recorded
-        return F.conv2d(F.pad(x, (*left, *top)), filters, bias, self.stride, groups=self.groups)
+        return F.conv2d(F.pad(x, pads), filters, bias, self.stride, groups=self.groups)
 
     def _padding(self, n: int) -> tuple[int, int]:
         # TensorFlow's SAME: the output has ⌈n/stride⌉ positions and the odd pixel of padding goes last

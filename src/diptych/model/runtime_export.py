@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from diptych.branches.labels import LabelView, label_view
 from diptych.data.arrays import Sets
 from diptych.data.images import RegionInput, as_item
 from diptych.encoders.dual import is_dual_encoder
-from diptych.errors import DiptychError, MissingExtra, RuntimeFault, SettingsError, StorageError, reason_of
+from diptych.errors import DiptychError, RuntimeFault, SettingsError, StorageError, import_extra, reason_of
 from diptych.model.export_texts import write_texts
 from diptych.model.retriever import Retriever
 from diptych.parts import describe
@@ -89,7 +90,7 @@ def export_runtime(model: Retriever, home: Path, source: Path | None = None) -> 
     The runtime that was there stays until the new one is whole. The model is moved to the CPU. ``source`` is the folder
     of the model's own files, where that is another.
     """
-    _check_packages()
+    import_extra("onnx", "train", "writing ONNX encoders")
     model = model.cpu().float().eval()
     model.precision = "no"
     reader = type(model.image_input)
@@ -176,13 +177,6 @@ def copy_onnx(source: str | Path, folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def _check_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra("onnx", "train", "writing ONNX encoders") from error
-
-
 def _refusal(reason: str) -> str:
     return f"this model has no ONNX form ({reason}): search with torch."
 
@@ -258,11 +252,7 @@ def _largest(run: Callable[[int], object]) -> int | None:
 
     if accepts(MANY):
         return None
-    low, high = 1, MANY
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if accepts(middle) else (low, middle)
-    return low
+    return 1 + bisect_left(range(2, MANY), True, key=lambda count: not accepts(count))
 
 
 def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> Iterator[OnnxPart]:
