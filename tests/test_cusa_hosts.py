@@ -169,13 +169,12 @@ def test_a_report_names_the_vectors_it_compares(folder: Path) -> None:
     assert name_of_view(built("clip", folder)[0].retriever) == "the towers' own"
 
 
-def test_new_layers_of_a_fusion_learn_faster(folder: Path) -> None:
-    method, settings, _ = built("cusa-fusion", folder)
-    rates = {
-        id(p): group["lr"]
-        for group in build_optimizer(method, settings).param_groups
-        for p in group["params"]
-    }
+@pytest.mark.parametrize("name", ["fusion", "cusa-fusion"])
+def test_new_layers_of_a_fusion_learn_faster_with_the_betas_of_x_vlm(name: str, folder: Path) -> None:
+    method, settings, _ = built(name, folder)
+    groups = build_optimizer(method, settings).param_groups
+    assert {group["betas"] for group in groups} == {(0.9, 0.98)}
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     for name, parameter in method.retriever.named_parameters():
         new = not name.startswith(("image.encoder", "text.encoder"))
         assert rates[id(parameter)] == pytest.approx(settings.learning_rate * (2 if new else 1)), name
