@@ -131,3 +131,4 @@ def test_the_option_of_evaluate(tmp_path: Path) -> None:
         "evaluate", run, "--hubness=train", "--score_matrix", tmp_path / "s.npy"
     )
     assert "--hubness" in refused("evaluate", run, "--hubness=train", "--protocol=video")
+    assert "--hubness_beta" in refused("evaluate", run, "--hubness_beta=5")

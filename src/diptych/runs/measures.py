@@ -94,6 +94,8 @@ def measures_of(runs: Sequence[Path], request: EvaluationRequest) -> tuple[list[
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
     if request.hubness and (request.rerank or request.score_matrix is not None):
         raise SettingsError("--hubness needs the vectors: leave out --rerank and --score_matrix.")
+    if request.hubness_beta != BETA and not request.hubness:
+        raise SettingsError("--hubness_beta is the β of --hubness SPLIT: give both, or neither.")
     if request.hubness and canonical_split(request.hubness) == canonical_split(request.split or "val"):
         raise SettingsError(
             f"--hubness {request.hubness} is the split that is evaluated: give another one, such as train."
