@@ -888,6 +888,7 @@ COMMANDS = {
         "the protocol hashing has no rule for ties: leave out --ties.",
     "evaluate FOLDER --hubness val":
         "--hubness val is the split that is evaluated: give another one, such as train.",
+    "evaluate FOLDER --hubness_beta 5": "--hubness_beta is the β of --hubness SPLIT: give both, or neither.",
     "evaluate FOLDER --hubness train --rerank 3 --reranker FOLDER":
         "--hubness needs the vectors: leave out --rerank and --score_matrix.",
     "evaluate FOLDER --ray auto":
@@ -934,6 +935,12 @@ COMMANDS = {
     "ablate coder --table 2 --data emoji --vary epsilon": "--vary epsilon: give a setting and its values, as in "
         "epsilon=0.05,0.1,0.2.",
     "ablate coder --table 2 --data emoji --vary epsilon=high": "epsilon = high: it must be of type float.",
+    "ablate coder --table 2 --data emoji --vary epsilom=1": "there is no setting 'epsilom': did you mean epsilon?",
+    "ablate coder --table 2 --data emoji --vary colour=a":
+        "there is no setting 'colour': use one of the table's flags, as in epochs=10,20.",
+    "ablate coder --table 2 --data emoji --direction text":
+        "no row of table 2 has the setting direction: leave out --direction.",
+    "ablate scan --data emoji": "--vary is missing: give a setting and its values.",
     "ablate coder --table 2 --data emoji --preset nothing":
         "the recipe 'coder' has no preset 'nothing': choose one of paper, f30k-bert, coco-bert, f30k-bigru, "
         "coco-bigru.",

@@ -86,6 +86,8 @@ class Figure:
     over: Literal["epochs", "rows", "speed"]
     metrics: Mapping[str, str]
     unit: str = "%"
+    x: str = ""  # what the rows are points of
+    series: tuple[str, ...] = ()  # ends of the names of rows: a line each, over what stands before
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,15 @@ def tables_of(name: str) -> dict[str, PaperTable]:
     return own[0] if len(own) == 1 else {}
 
 
+def sweep(recipe: str) -> PaperTable:
+    """A table of one row, the recipe as it is, for ``--vary`` without a table; measured as its first rows are."""
+    own = [table.of_recipe(recipe) for paper in papers() for table in tables_of(paper).values()]
+    groups = [group for table in own for group in table.groups if group.kind == "test"]
+    first = groups[0] if groups else _group("data", "recall", title="the data")
+    row = TableRow(recipe, recipe=recipe)
+    return PaperTable("", "vary", f"{recipe}, one setting varied", "not in the paper", (first,), (row,))
+
+
 @cache
 def _content(paper: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8"))
@@ -205,7 +216,7 @@ def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: 
     groups = {key: _group(key, **one) for key, one in fields.pop("groups", {}).items()}
     rows = tuple(_row(groups, recipe, **one) for one in fields.pop("rows", ()))
     figure_fields = fields.pop("figure", None)
-    figure = None if figure_fields is None else Figure(**figure_fields)
+    figure = Figure(**figure_fields) if figure_fields else None
     return PaperTable(paper, name, groups=tuple(groups.values()), rows=rows, figure=figure, **fields)
 
 

@@ -14,16 +14,15 @@ from diptych.names import unknown_name
 from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.settings import setting_names
-from diptych.tables import PaperTable, TableRow, main_recipe, papers, tables_of
+from diptych.tables import PaperTable, main_recipe, papers, sweep, tables_of
 
 
 class TableCommands(click.Group):
-    """A command for each paper, and for each recipe that trains rows of a table."""
+    """A command for each paper, and for each recipe."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Papers first; what is published has papers alone."""
-        recipes = [name for name in RECIPES if name not in papers() and tables_of(name)]
-        return papers() if self.name == "reproduce" else [*papers(), *recipes]
+        return papers() if self.name == "reproduce" else list(dict.fromkeys([*papers(), *RECIPES]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a paper or recipe, made now."""
@@ -49,12 +48,13 @@ def reproduce() -> None:
 
 def _command(name: str, published: bool) -> click.Command:
     tables = {key: table for key, table in tables_of(name).items() if not table.command}
-    recipes = list(dict.fromkeys(recipe for table in tables.values() for recipe in table.recipes))
+    recipes = list(dict.fromkeys(recipe for table in tables.values() for recipe in table.recipes)) or [name]
     titles = "; ".join(f"{key}: {table.title}" for key, table in tables.items())
     title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{titles}."
+    title = title if tables else f"The recipe {name} with each value of a setting (--vary)."
 
     @click.command(name, help=title)
-    @option("--table", "table of the paper (none: --vary alone)", type=click.Choice(list(tables)))
+    @option("--table", "table (none: --vary alone)", type=click.Choice(list(tables)), hidden=not tables)
     @_options
     @_flags(recipes)
     def command(table: str | None, output_dir: Path | None, dry_run: bool, form: str, **options: Any) -> None:
@@ -130,14 +130,11 @@ def _parse_vary(text: str) -> tuple[str, list[str]]:
 
 
 def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:
-    """A table of one row, the recipe as it is, for ``--vary`` without a table; a table by itself is the one meant."""
-    first, *others = tables.values()
-    if not others:
-        return first
+    """Where no table is named: the one there is, or for ``--vary`` the recipe as it is."""
+    if len(tables) == 1:
+        return next(iter(tables.values()))
     recipe = main_recipe(name) if name in papers() else name
     if not (vary and recipe):
-        raise click.UsageError(f"--table is missing: choose one of {', '.join(tables)}.")
-    row = TableRow(recipe, recipe=recipe)
-    return PaperTable(
-        first.paper, "vary", f"{recipe}, one setting varied", "not in the paper", first.groups[:1], (row,)
-    )
+        missing = f"--table is missing: choose one of {', '.join(tables)}."
+        raise click.UsageError(missing if tables else "--vary is missing: give a setting and its values.")
+    return sweep(recipe)

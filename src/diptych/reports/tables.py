@@ -136,8 +136,8 @@ class TableResults:
         lines = {"epochs": self._over_epochs, "rows": self._over_rows, "speed": self._by_speed}[figure.over](
             figure, rows, group
         )
-        ticks = [row.name for row in rows] if figure.over == "rows" else []
-        label = "thousand pairs per second" if figure.over == "speed" else figure.over
+        ticks = _ticks(figure, rows) if figure.over == "rows" else []
+        label = {"speed": "thousand pairs per second", "rows": figure.x}.get(figure.over, figure.over)
         save_picture(picture_of_lines(self.table.title, label, figure.unit, lines, ticks), output)
 
     def _over_epochs(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
@@ -153,15 +153,18 @@ class TableResults:
         return lines
 
     def _over_rows(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
-        lines = []
-        for colour, (metric, words) in enumerate(figure.metrics.items()):
-            x = list(range(len(rows)))
-            lines.append(_line(words, x, [self.values(row, group, metric) for row in rows], colour))
-            found = [(n, row.published.get(group.name, {}).get(metric)) for n, row in enumerate(rows)]
-            printed = {n: [value] for n, value in found if value is not None}
-            if printed:
-                y = [*printed.values()]
-                lines.append(_line(f"{words}, published", [*printed], y, colour, dashed=True))
+        """A colour for each metric of each series; what was published is dashed."""
+        lines, ticks = list[Line](), _ticks(figure, rows)
+        for series in dict.fromkeys(_series(figure, row) for row in rows):
+            own = [row for row in rows if _series(figure, row) == series]
+            at = {row.name: ticks.index(row.name.removesuffix(series)) for row in own}
+            for metric, words in figure.metrics.items():
+                name, colour = f"{words}{series}", sum(line.style == "-" for line in lines)
+                measured = [self.values(row, group, metric) for row in own]
+                lines.append(_line(name, [*at.values()], measured, colour))
+                found = {row.name: row.published.get(group.name, {}).get(metric) for row in own}
+                if printed := {at[row]: [value] for row, value in found.items() if value is not None}:
+                    lines.append(_line(f"{name}, published", [*printed], [*printed.values()], colour, True))
         return lines
 
     def _by_speed(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
@@ -170,6 +173,15 @@ class TableResults:
             _line(row.name, [mean(self.values(row, group, SPEED))], [self.values(row, group, metric)], colour)
             for colour, row in enumerate(rows)
         ]
+
+
+def _series(figure: Figure, row: TableRow) -> str:
+    """The end of a row's name that names its line; empty where there is one line."""
+    return next((f", {one}" for one in figure.series if row.name.endswith(f", {one}")), "")
+
+
+def _ticks(figure: Figure, rows: Sequence[TableRow]) -> list[str]:
+    return list(dict.fromkeys(row.name.removesuffix(_series(figure, row)) for row in rows))
 
 
 def _line(

@@ -20,7 +20,7 @@ from diptych.data.corrections import data_hash, file_hash
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
-from diptych.progress import echo
+from diptych.progress import counted, echo
 from diptych.recipes.recipe import Recipe
 from diptych.registries import RECIPES
 from diptych.reports.charts import figure_class
@@ -163,14 +163,19 @@ class Runner:
         """In this order: flag, row, preset, default."""
         row, wanted = cell.row, self.wanted
         kind = RECIPES[row.recipe].settings
-        name = wanted.preset or row.preset or (self.table.preset if wanted.published else "")
-        values = preset(row.recipe, name.format(data=cell.group.train)) if name else {}
         known = setting_names(kind)
         varied = {name: row.switches[name] for name in wanted.vary if name in row.switches}
         flags = {name: value for name, value in wanted.changes.items() if name in known}
-        values = {**values, **row.switches, **flags, **varied, "seed": seed}
+        values = {**self._own(cell), **flags, **varied, "seed": seed}
         made: TrainingSettings = from_json(kind, inherited(kind, values))
         return made
+
+    def _own(self, cell: Cell) -> dict[str, Any]:
+        """What a row's preset and its switches set."""
+        row, wanted = cell.row, self.wanted
+        name = wanted.preset or row.preset or (self.table.preset if wanted.published else "")
+        values = preset(row.recipe, name.format(data=cell.group.train)) if name else {}
+        return {**values, **row.switches}
 
     def jobs(self, cell: Cell, seed: int) -> list[Job]:
         if cell.members:
@@ -228,7 +233,7 @@ class Runner:
             rows.append([job.folder, job.recipe.name, *numbers])
         measured = [f"{cell.row.name} ({cell.group.title})" for cell in self.cells()]
         sentences = [
-            f"{len(rows) - 1} runs, about {total[0]:.2f} hours of training on this machine as it is now, "
+            f"{counted(len(rows) - 1, 'run')}, about {total[0]:.2f} hours of training on this machine as it is now, "
             f"{total[1]:.2f} of CPU time; features, validation and tests come on top.",
             f"measured: {', '.join(measured)}.",
         ]
@@ -361,8 +366,10 @@ class Runner:
         return said
 
     def _note(self, row: TableRow) -> str:
-        """Switches of a row that a flag overrules."""
-        lost = [name for name in row.switches if name in self.wanted.changes and name not in self.wanted.vary]
+        """What a row's preset and switches set, and a flag sets otherwise."""
+        own = [self._own(cell) for cell in self.cells() if row.recipe and cell.row.name == row.name]
+        flags = {name: value for name, value in self.wanted.changes.items() if name not in self.wanted.vary}
+        lost = [name for name, value in flags.items() if any(one.get(name, value) != value for one in own)]
         return f"its own {', '.join(lost)} is overruled by a flag." if lost else ""
 
 

@@ -13,6 +13,7 @@ from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.evaluation.protocols import EvaluationProtocol, rules_of
 from diptych.evaluation.retrieval import check_captions
+from diptych.names import unknown_name
 from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.reading import open_split
 from diptych.runs.train import checked_method, noisy, training_splits
@@ -112,9 +113,11 @@ def check_cells(
     to_build: Callable[[Cell], TrainingSettings | None],
 ) -> None:
     """Raise what running would raise, before anything is trained; what has nothing to build was built before."""
-    kinds = [RECIPES[row.recipe].settings for row in rows if row.recipe]
+    known = [name for row in rows if row.recipe for name in setting_names(RECIPES[row.recipe].settings)]
     for name in (*wanted.changes, *wanted.vary):
-        if not any(name in setting_names(kind) for kind in kinds):
+        if name not in known and name in wanted.vary:
+            raise unknown_name("setting", name, known, "one of the table's flags, as in epochs=10,20")
+        if name not in known:
             raise SettingsError(f"no row of table {table.name} has the setting {name}: leave out --{name}.")
     if not cells and not all(row.published_only for row in rows):
         needs = " or ".join(f"--data {name}=PATH" for name in table.data if name not in data)
