@@ -246,6 +246,12 @@ def test_systems_that_cannot_be_told_apart_share_a_letter() -> None:
     )
 
 
+def test_one_image_tells_no_systems_apart() -> None:
+    sides = [[evaluate_scores(np.eye(1), np.zeros(1, int), model=name, bootstrap=0)] for name in "abc"]
+    with pytest.raises(SettingsError, match=r"^a split"):
+        rank(sides, names=["a", "b", "c"])
+
+
 def test_letters_of_overlapping_groups() -> None:
     assert _letters(3, [(0, 2)]) == ["a", "ab", "b"]
     assert _letters(3, []) == ["a", "a", "a"]

@@ -111,10 +111,12 @@ class PaperTable:
 
     @property
     def data(self) -> list[str]:
-        """The names of the data sets that it needs, in the order of its groups."""
-        cells = [(row, group) for group in self.groups for row in self.rows if row.measured_in(group)]
-        names = [name for row, group in cells for name in self.needs(row, group)]
-        return list(dict.fromkeys(names))
+        return self.needed(self.rows)
+
+    def needed(self, rows: Sequence[TableRow]) -> list[str]:
+        """The names of the data sets that rows need, in the order of the groups."""
+        cells = [(row, group) for group in self.groups for row in rows if row.measured_in(group)]
+        return list(dict.fromkeys(name for row, group in cells for name in self.needs(row, group)))
 
     def needs(self, row: TableRow, group: TableGroup) -> list[str]:
         """The names of the data sets that a row needs for the columns of a group."""

@@ -236,6 +236,8 @@ def rank(
     order = sorted(range(len(sides)), key=lambda one: values[one], reverse="rank" not in metric)
     outcomes = _outcomes([members[one] for one in order])
     spreads = _spreads(outcomes)
+    if outcomes and not spreads:
+        raise SettingsError("a split of one image tells no systems apart: compare them on more images.")
     if (bare, 0, 1) not in spreads:
         raise SettingsError(
             f"{metric} cannot be compared query by query in these reports: evaluate again, or use --metric rsum."

@@ -139,11 +139,6 @@ class Runner:
                 if row.measured_in(group) and self._has_data(row, group):
                     yield self._cell(row, group)
 
-    def _needed(self) -> list[TableRow]:
-        """The chosen rows, and those that they are means of."""
-        members = [self.table.row(name) for row in self.rows for name in row.mean_of]
-        return list({row.name: row for row in (*self.rows, *members)}.values())
-
     def _has_data(self, row: TableRow, group: TableGroup) -> bool:
         """Whether there is what it trains on and, of several data sets to measure, one of them."""
         needs = [name for name in self.table.needs(row, group) if name not in group.data]
@@ -360,8 +355,8 @@ class Runner:
         if self.wanted.changes:
             flags = ", ".join(f"{name} {value}" for name, value in self.wanted.changes.items())
             said.append(f"settings of every row that has them: {flags}.")
-        needed = replace(self.table, rows=tuple(self._needed())).data
-        if absent := ", ".join(f"--data {name}=PATH" for name in needed if name not in self.data):
+        needed = [name for name in self.table.needed(self.rows) if name not in self.data]
+        if absent := ", ".join(f"--data {name}=PATH" for name in needed):
             said.append(f"not measured, for want of data: {absent}.")
         return said
 
