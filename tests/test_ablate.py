@@ -136,15 +136,16 @@ def test_several_seeds_of_one_row(data: Path, tmp_path: Path) -> None:
 
 def test_flag_row_preset_default(data: Path, tmp_path: Path) -> None:
     """A flag wins over the row, the row over the preset; a varied setting wins over its own row."""
-    diptych(*arguments("coder", "3", data, tmp_path, temperature=0.2), "--row", "DCL_I", "--preset", "coco-bigru",
-            "--concept_vectors", "glove")  # fmt: skip
+    command = [*arguments("coder", "3", data, tmp_path, temperature=0.2), "--row", "DCL_I"]
+    said = diptych(*command, "--preset", "coco-bigru", "--concept_vectors", "glove").stdout
+    assert re.search(r"^DCL_I: .* its own clusters, concept_vectors\.$", said, re.MULTILINE)
     settings = read_run(tmp_path / "toy-precomp-dcl-i-seed0")["settings"]
     assert (settings["temperature"], settings["diversity"], settings["clusters"]) == (0.2, "none", 6)
     assert settings["contrast_margin"] == 0.3
     said = diptych(
         *arguments("coder", "3", data, tmp_path / "b", diversity="entropy"), "--row", "DCL_I"
     ).stdout
-    assert "DCL_I: its own diversity is overruled by a flag." in said
+    assert "DCL_I: a flag overrules its own diversity." in said
 
 
 def test_rows_that_are_published_only_need_no_data(tmp_path: Path) -> None:

@@ -148,8 +148,7 @@ def slug(name: str) -> str:
 
 def papers() -> list[str]:
     """The names of the papers."""
-    others = (COLUMNS_FILE, PRESETS_FILE)
-    return sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem not in others)
+    return sorted({file.stem for file in FOLDER.glob("*.toml")} - {COLUMNS_FILE, PRESETS_FILE})
 
 
 def main_recipe(paper: str) -> str:
@@ -222,29 +221,17 @@ def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: 
     return PaperTable(paper, name, groups=tuple(groups.values()), rows=rows, figure=figure, **fields)
 
 
-def _group(
-    name: str,
-    columns: str,
-    kind: Kind = "test",
-    data: Sequence[str] = (),
-    judgements: Sequence[str] = (),
-    **given: Any,
-) -> TableGroup:
+def _group(name: str, columns: str, kind: Kind = "test", **given: Any) -> TableGroup:
+    given |= {key: tuple(given.get(key, ())) for key in ("data", "judgements")}
     given.setdefault("train", "" if kind == "pooling" else name)
-    metrics = dict(_content(COLUMNS_FILE)[columns])
-    return TableGroup(
-        name, columns=metrics, kind=kind, data=tuple(data), judgements=tuple(judgements), **given
-    )
+    return TableGroup(name, columns=dict(_content(COLUMNS_FILE)[columns]), kind=kind, **given)
 
 
 def _row(
     groups: Mapping[str, TableGroup],
     paper_recipe: str,
-    recipe: str | None = None,
     published: Mapping[str, Sequence[Any]] | None = None,
     published_only: bool = False,
-    mean_of: Sequence[str] = (),
-    only: Sequence[str] = (),
     **given: Any,
 ) -> TableRow:
     cells = {
@@ -255,6 +242,7 @@ def _row(
         }
         for name, values in (published or {}).items()
     }
-    if recipe is None:
-        recipe = "" if published_only or mean_of or given.get("module") else paper_recipe
-    return TableRow(recipe=recipe, mean_of=tuple(mean_of), only=tuple(only), published=cells, **given)
+    trained = not (published_only or "mean_of" in given or "module" in given)
+    given.setdefault("recipe", paper_recipe if trained else "")
+    given |= {key: tuple(given.get(key, ())) for key in ("mean_of", "only")}
+    return TableRow(published=cells, **given)

@@ -138,7 +138,9 @@ class TableResults:
         )
         ticks = _ticks(figure, rows) if figure.over == "rows" else []
         label = {"speed": "thousand pairs per second", "rows": figure.x}.get(figure.over, figure.over)
-        save_picture(picture_of_lines(self.table.title, label, figure.unit, lines, ticks), output)
+        log = "x" if figure.over == "speed" else ""  # models and pair scorers are a thousandfold apart
+        picture = picture_of_lines(self.table.title, label, figure.unit, lines, ticks, logarithmic=log)
+        save_picture(picture, output)
 
     def _over_epochs(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
         """A colour for each metric, dashes for the first row; measured on the validation split."""

@@ -365,7 +365,7 @@ class Runner:
         own = [self._own(cell) for cell in self.cells() if row.recipe and cell.row.name == row.name]
         flags = {name: value for name, value in self.wanted.changes.items() if name not in self.wanted.vary}
         lost = [name for name, value in flags.items() if any(one.get(name, value) != value for one in own)]
-        return f"its own {', '.join(lost)} is overruled by a flag." if lost else ""
+        return f"a flag overrules its own {', '.join(lost)}." if lost else ""
 
 
 def _runs_in(folder: Path) -> list[Path]:
