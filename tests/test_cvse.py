@@ -50,74 +50,73 @@ def seen_by(seed: int = 1) -> Embeddings:
     return Embeddings(rows[0], rows[1], plain, WordStates(plain.values, plain.mask, z))
 
 
-def unit(x: list[float]) -> list[float]:
-    length = math.sqrt(sum(a * a for a in x)) + 1e-8
+def unit(x: list[Tensor]) -> list[Tensor]:
+    length = sum(a * a for a in x) ** 0.5 + 1e-8
     return [a / length for a in x]
 
 
-def softmax(x: list[float]) -> list[float]:
-    top = [math.exp(a - max(x)) for a in x]
+def softmax(x: list[Tensor]) -> list[Tensor]:
+    top = [torch.exp(a) for a in x]
     return [a / sum(top) for a in top]
 
 
-def product(weight: Tensor, x: list[float]) -> list[float]:
-    return [sum(w * a for w, a in zip(row, x, strict=True)) for row in weight.tolist()]
+def product(weight: Tensor, x: list[Tensor]) -> list[Tensor]:
+    return [sum(w * a for w, a in zip(row, x, strict=True)) for row in weight]
 
 
-def norm(layer: torch.nn.BatchNorm1d, x: list[float]) -> list[float]:
-    mean, var, scale, shift = (
-        t.tolist() for t in (layer.running_mean, layer.running_var, layer.weight, layer.bias)
-    )
-    return [
-        (a - m) / math.sqrt(v + 1e-5) * s + b
-        for a, m, v, s, b in zip(x, mean, var, scale, shift, strict=True)
-    ]
+def norm(layer: torch.nn.BatchNorm1d, x: list[Tensor]) -> list[Tensor]:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    numbers = zip(x, layer.running_mean, layer.running_var, layer.weight, layer.bias, strict=True)
+    return [(a - m) / (v + 1e-5) ** 0.5 * s + b for a, m, v, s, b in numbers]
 
 
-def slow_concepts(branch: ConsensusBranch) -> list[list[float]]:
+def slow_concepts(branch: ConsensusBranch) -> list[list[Tensor]]:
     """Y = unit(Ã ρ(Ã X W₁) W₂)."""
 
-    def mixed(rows: list[list[float]]) -> list[list[float]]:
+    def mixed(rows: list[list[Tensor]]) -> list[list[Tensor]]:
         return [
             [sum(a * row[c] for a, row in zip(weights, rows, strict=True)) for c in range(len(rows[0]))]
-            for weights in branch.adjacency.tolist()
+            for weights in branch.adjacency
         ]
 
     first, second = branch.layers
-    hidden = [product(first.weight, row) for row in mixed(branch.vectors.tolist())]
+    hidden = [product(first.weight, row) for row in mixed([list(row) for row in branch.vectors])]
     hidden = [[a if a > 0 else 0.2 * a for a in row] for row in hidden]
     return [unit(product(second.weight, row)) for row in mixed(hidden)]
 
 
 def slow_side(
-    branch: ConsensusBranch, side: str, x: list[float], z: list[int] | None, mutation: str = ""
-) -> dict[str, list[float]]:
+    branch: ConsensusBranch, side: str, x: Tensor, z: Tensor | None, mutation: str = ""
+) -> dict[str, Tensor]:
     query, attention = getattr(branch, f"{side}_query"), getattr(branch, f"{side}_attention")
     y = slow_concepts(branch)
-    asked = [math.tanh(a) for a in norm(attention.query_norm, product(query.weight, x))]
+    asked = [torch.tanh(a) for a in norm(attention.query_norm, product(query.weight, list(x)))]
     a = []
     for row in y:
-        answer = [math.tanh(k) for k in norm(attention.key_norm, product(attention.key.weight, row))]
+        answer = [torch.tanh(k) for k in norm(attention.key_norm, product(attention.key.weight, row))]
         gates = [k * q for k, q in zip(answer, asked, strict=True)]
-        a.append(sum(w * g for w, g in zip(attention.common.weight[0].tolist(), gates, strict=True)))
+        a.append(sum(w * g for w, g in zip(attention.common.weight[0], gates, strict=True)))
     p = softmax([10 * one for one in a])
     if z is not None and mutation != "no labels":
         share = branch.label_share
-        named = softmax([(1 if mutation == "flat labels" else 10) * one for one in z])
+        named = softmax([(1 if mutation == "flat labels" else 10) * one.double() for one in z])
         p = [share * n + (1 - share) * one for n, one in zip(named, p, strict=True)]
     c = unit([sum(one * row[d] for one, row in zip(p, y, strict=True)) for d in range(DIM)])
     alpha = branch.instance_share
     raw = [alpha * v + (1 - alpha) * k for v, k in zip(x, c, strict=True)]
-    return {"fused": raw if mutation == "not unit" else unit(raw), "concept": c, "weights": p}
+    fused = raw if mutation == "not unit" else unit(raw)
+    return {name: torch.stack(one) for name, one in (("fused", fused), ("concept", c), ("weights", p))}
 
 
-def slow(branch: ConsensusBranch, seen: Embeddings, mutation: str = "") -> dict[str, list[list[list[float]]]]:
-    z = seen.text_features.concepts.tolist()  # type: ignore[union-attr]
+def slow(branch: ConsensusBranch, seen: Embeddings, mutation: str = "") -> dict[str, list[Tensor]]:
+    z = seen.text_features.concepts  # type: ignore[union-attr]
     sides = [
-        [slow_side(branch, "image", x, None, mutation) for x in seen.image.tolist()],
-        [slow_side(branch, "text", x, own, mutation) for x, own in zip(seen.text.tolist(), z, strict=True)],
+        [slow_side(branch, "image", x, None, mutation) for x in seen.image],
+        [slow_side(branch, "text", x, own, mutation) for x, own in zip(seen.text, z, strict=True)],
     ]
-    return {name: [[one[name] for one in side] for side in sides] for name in ("fused", "concept", "weights")}
+    names = ("fused", "concept", "weights")
+    return {name: [torch.stack([one[name] for one in side]) for side in sides] for name in names}
 
 
 def batch() -> Batch:
@@ -125,16 +124,22 @@ def batch() -> Batch:
     return Batch(nothing, nothing, torch.arange(PAIRS), torch.arange(PAIRS))
 
 
-def test_the_branch_follows_the_page() -> None:
+def test_scores_and_gradients_equal_the_page() -> None:
     branch, seen = branch_of(), seen_by()
+    leaves = [seen.image.requires_grad_(), seen.text.requires_grad_(), *branch.parameters()]
     found, expected = branch(seen, batch()), slow(branch, seen)
     for name, (image, text) in expected.items():
         view = found.view(name)
-        assert (view.image - torch.tensor(image, dtype=torch.float64)).abs().max() < 1e-6, name
-        assert (view.text - torch.tensor(text, dtype=torch.float64)).abs().max() < 1e-6, name
-    f, c = (torch.tensor(expected[name], dtype=torch.float64) for name in ("fused", "concept"))
-    scores = 0.95 * f[0] @ f[1].T + 0.05 * c[0] @ c[1].T
-    assert (found.image @ found.text.T - scores).abs().max() < 1e-6
+        assert (view.image - image).abs().max() < 1e-12, name
+        assert (view.text - text).abs().max() < 1e-12, name
+    f, c = expected["fused"], expected["concept"]
+    scores = found.image @ found.text.T, 0.95 * f[0] @ f[1].T + 0.05 * c[0] @ c[1].T
+    assert (scores[0] - scores[1]).abs().max() < 1e-12
+    weights = torch.randn(PAIRS, PAIRS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (torch.autograd.grad((one * weights).sum(), leaves, allow_unused=True) for one in scores)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine is None) == (other is None)
+        assert mine is None or other is None or (mine - other).abs().max() < 1e-12
     assert torch.allclose(branch.image(seen.image, seen.image_features), found.image)
     assert torch.allclose(branch.text(seen.text, seen.text_features), found.text)
     assert torch.allclose(found.image.norm(dim=1), torch.ones(PAIRS, dtype=torch.float64), atol=1e-6)
@@ -144,8 +149,7 @@ def test_the_branch_follows_the_page() -> None:
 def test_the_oracle_notices_a_mutation(mutation: str) -> None:
     branch, seen = branch_of(), seen_by()
     found, wrong = branch(seen, batch()), slow(branch, seen, mutation)
-    changed = torch.tensor(wrong["fused"][1], dtype=torch.float64)
-    assert (found.view("fused").text - changed).abs().max() > 1e-4
+    assert (found.view("fused").text - wrong["fused"][1]).abs().max() > 1e-4
 
 
 def test_a_text_has_the_concepts_of_its_own_words_alone() -> None:

@@ -180,7 +180,7 @@ class ConceptBranch(Branch, ops.TensorCache):
             y = layer(self.adjacency @ y)  # (Ã X) W: the narrow product first
             if number == 0:
                 y = leaky_relu(y, SLOPE)
-        return ops.unit(y.float())
+        return ops.unit(ops.at_least_float32(y))
 
     def _image(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
         return self._attend(self.image_query(_query(self.image_aggregator, vector, features)), y)
@@ -189,12 +189,14 @@ class ConceptBranch(Branch, ops.TensorCache):
         return self._attend(self.text_query(_query(self.text_aggregator, vector, features)), y)
 
     def _attend(self, query: Tensor, y: Tensor) -> Tensor:
-        scores = self.attention * (query @ y.to(query.dtype).T).float()  # (B, g)
-        return ops.unit((torch.softmax(scores, dim=1) @ y).float())  # under autocast the product is halved
+        scores = self.attention * ops.at_least_float32(query @ y.to(query.dtype).T)  # (B, g)
+        return ops.unit(
+            ops.at_least_float32(torch.softmax(scores, dim=1) @ y)
+        )  # under autocast the product is halved
 
 
 def _query(aggregator: nn.Module | None, vector: Tensor, features: Features) -> Tensor:
-    return vector if aggregator is None else ops.unit(aggregator(features).float())
+    return vector if aggregator is None else ops.unit(ops.at_least_float32(aggregator(features)))
 
 
 def _completed(vectors: WordVectors | None, g: int, width: int) -> Tensor:
