@@ -51,7 +51,7 @@ def _command(name: str, published: bool) -> click.Command:
     recipes = list(dict.fromkeys(recipe for table in tables.values() for recipe in table.recipes)) or [name]
     titles = "; ".join(f"{key}: {table.title}" for key, table in tables.items())
     title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{titles}."
-    title = title if tables else f"The recipe {name} with each value of a setting (--vary)."
+    title = title if tables else f"Vary the recipe {name}."
 
     @click.command(name, help=title)
     @option("--table", "table (none: --vary alone)", type=click.Choice(list(tables)), hidden=not tables)
@@ -83,6 +83,7 @@ def _command(name: str, published: bool) -> click.Command:
     return command
 
 
+_FORMS = click.Choice(["terminal", "markdown", "latex", "json"])
 _options = together(
     option("--data", "PATH, or NAME=PATH for each data set of the table (may be repeated)", multiple=True),
     option("--split", "split that is measured (default: test; testall for COCO's protocols)"),
@@ -93,14 +94,7 @@ _options = together(
     option("--preset", "published settings in place of the table's (docs/recipes.md lists them)"),
     option("--vary", "SETTING=a,b,c: repeat every row with each value", multiple=True),
     option("--dry_run", "list what would be trained and measured, with an estimate", is_flag=True),
-    click.option(
-        "--format",
-        "form",
-        default="terminal",
-        show_default=True,
-        type=click.Choice(["terminal", "markdown", "latex", "json"]),
-        help="form of the printed table; all are saved",
-    ),
+    option("--format", "form of the printed table; all are saved", "terminal", to="form", type=_FORMS),
     option("--output_dir", "folder of the runs (default: runs/PAPER-TABLE)", type=PATH),
 )
 """Which rows, on which data, measured how, with which settings; what is written, and where."""

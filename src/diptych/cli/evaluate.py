@@ -35,11 +35,11 @@ detect_flag = option(
     option("--ties", "tie rule (see docs/evaluation.md)", "index"),
     option("--bootstrap", "resamples of the 95 % intervals (0: none)", 1000),
     option("--depth", "of the protocol hashing: the K of MAP@K (default: 5000)", type=click.IntRange(1)),
-    click.option(
+    option(
         "--rerank",
-        default=0,
+        "re-rank the top N of each query with the pair scorers of --reranker",
+        0,
         type=click.IntRange(0),
-        help="re-rank the top N of each query with the pair scorers of --reranker",
     ),
     option(
         "--reranker",

@@ -177,14 +177,12 @@ class Runner:
             copies = cell.row.copies
             seeds = range(copies * seed, copies * (seed + 1))
             return [job for member in cell.members for one in seeds for job in self.jobs(member, one)]
-        folder = f"{self._data_name(cell.name)}-{slug(cell.row.name)}-seed{seed}"
-        return [Job(RECIPES[cell.row.recipe], self.settings(cell, seed), cell.path, folder)]
+        return [Job(RECIPES[cell.row.recipe], self.settings(cell, seed), cell.path, self._named(cell, seed))]
 
-    def _data_name(self, name: str) -> str:
-        """What a folder calls the data: its name in the table, or that of the path where only a path was given."""
-        if name in self.wanted.data:
-            return name
-        return slug(Path(self.data[name].split("?")[0]).name) or name
+    def _named(self, cell: Cell, seed: int) -> str:
+        """A run's name: the data by their name in the table, or by that of the path where only a path was given."""
+        data = "" if cell.name in self.wanted.data else slug(Path(self.data[cell.name].split("?")[0]).name)
+        return f"{data or cell.name}-{slug(cell.row.name)}-seed{seed}"
 
     def distinct_runs(self) -> list[tuple[Cell, Job]]:
         """Each run that the table needs, once."""
@@ -264,7 +262,8 @@ class Runner:
                 self.teachers[cell.path] = columns.teacher_costs(settings, captions)
             return [self.teachers[cell.path][cell.row.module]]
         cost = columns.measure_steps(RECIPES[cell.row.recipe], settings, captions)
-        said = columns.settings_of(settings, list(cell.group.columns))
+        found = {name: getattr(settings, name, None) for name in cell.group.columns}
+        said = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
         return [{**cost.metrics(), **said, "parameters_million": cost.parameters / 1e6}]
 
     def _train(self, job: Job) -> None:
@@ -319,10 +318,7 @@ class Runner:
         contents += [file_hash(one) for one in options["judgements"] if Path(one).is_file()]
         identity = json.dumps([list(map(str, runs)), options, contents])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-        name = (
-            f"{self._data_name(cell.name)}-{slug(cell.row.name)}-seed{seed}-{cell.group.name}-{digest}.json"
-        )
-        file = self.folder / "reports" / name
+        file = self.folder / "reports" / f"{self._named(cell, seed)}-{cell.group.name}-{digest}.json"
         states = [(run / "last" / "progress.json").stat().st_mtime_ns for run in runs]
         if not file.is_file() or file.stat().st_mtime_ns < max(states):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -173,8 +173,7 @@ def counts_of(path: str) -> dict[str, float]:
         return found | {f"{split}_images": found.get(f"STS-B {split}", 0.0) for split in ("train", "test")}
     if is_class_list(path):
         listed = open_class_list(path, pictures=False)
-        sides = [side.classes for side in listed.sides]
-        classes = np.unique(np.concatenate(sides))
+        classes = {name for side in listed.sides for name in side.classes}
         return {"images": float(len(listed.every)), "classes": float(len(classes))}
     captions = open_captions(path)
     found = {"images": float(len(captions.images)), "texts": float(len(captions.texts))}
@@ -194,9 +193,3 @@ def pooling_errors(design: str, seeds: int, *, show_progress: bool) -> list[dict
     for run in synthetic_pooling.run(designs=[design], seeds=seeds, show_progress=show_progress):
         found[run.seed] |= {f"{run.pattern} {sizes}": value for sizes, value in asdict(run.errors).items()}
     return found
-
-
-def settings_of(settings: TrainingSettings, names: Sequence[str]) -> dict[str, float]:
-    """The settings that columns name, where they are numbers."""
-    found = {name: getattr(settings, name, None) for name in names}
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
