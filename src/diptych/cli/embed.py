@@ -38,8 +38,8 @@ MOST_PICTURES = 20  # unreadable pictures that are named; the receipts list all
 @option("--rows", "images per shard, if SHARDS are not tars or Parquet files", 10_000, type=click.IntRange(1))
 @switch("texts", "embed the texts too")
 @switch("thumbnails", "keep a small JPEG of each image that has no file of its own")
-@click.option(
-    "--ray", "address", metavar="ADDRESS", help="embed on a Ray cluster: host:6379, ray://host:10001 or auto"
+@option(
+    "--ray", "embed on a Ray cluster: host:6379, ray://host:10001 or auto", to="address", metavar="ADDRESS"
 )
 @option("--cpus", "CPUs of one Ray worker", 1, type=click.IntRange(1))
 @option("--retry", "embed shards with unreadable pictures again", is_flag=True)

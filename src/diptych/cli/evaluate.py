@@ -42,10 +42,7 @@ detect_flag = option(
         type=click.IntRange(0),
     ),
     option(
-        "--reranker",
-        "run with a pair scorer (may be repeated: the mean of their scores)",
-        multiple=True,
-        type=PATH,
+        "--reranker", "run with a pair scorer; of several, the mean of their scores", multiple=True, type=PATH
     ),
     option(
         "--score_matrix",

@@ -196,8 +196,7 @@ class Runner:
 
     def check(self) -> None:
         """Refuse what cannot be run before the first row takes its hours."""
-        cells = list(self.cells())
-        check_cells(self.table, self.rows, cells, self.wanted, self.data, self._to_build)
+        check_cells(self.table, self.rows, list(self.cells()), self.wanted, self.data, self._to_build)
         for _, job in self.distinct_runs():
             self.place(job)
 
