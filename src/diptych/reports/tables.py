@@ -116,10 +116,7 @@ class TableResults:
             "rows": {
                 row.name: {
                     "published": {name: dict(values) for name, values in row.published.items()},
-                    "measured": {
-                        name: [dict(run) for run in runs]
-                        for name, runs in self.measured.get(row.name, {}).items()
-                    },
+                    "measured": {name: list(runs) for name, runs in self.measured.get(row.name, {}).items()},
                     "note": self.said_of(row),
                 }
                 for row in self.rows
