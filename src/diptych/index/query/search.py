@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -24,6 +24,7 @@ from diptych.model.protocol import Model, pairs_of
 if TYPE_CHECKING:
     from diptych.data.images import ImageLike
     from diptych.index.query.filters import Filter
+    from diptych.index.query.words import Tokenizer
 
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
@@ -68,6 +69,8 @@ class Searcher:
         self.index, self.model, self._place = index, model, info.path
         self.pair_scorer: HitScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
+        # whether the model was trained here, perhaps on captions of this collection
+        self._is_run = bool(info.model) and (Path(info.model) / "run.json").is_file()
         self._readable = Readable(model)
         self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
 
@@ -205,7 +208,7 @@ class Searcher:
         held: str | None = 'split in ("val", "test")' if "split" in self.index.info.columns else None
         texts = self.index.sample_items("text", held, QUERIES) if held else []
         if len(texts) < FEWEST_QUERIES:
-            if self._is_run():
+            if self._is_run:
                 return None
             held, texts = None, self.index.sample_items("text", None, QUERIES)
         queries = self.index.sample("text", held, QUERIES)
@@ -222,11 +225,6 @@ class Searcher:
         kept = [n for n, text in enumerate(texts) if text.image_id in rows]
         return calibrate(queries[kept], [rows[texts[n].image_id] for n in kept], items)
 
-    def _is_run(self) -> bool:
-        """Whether the model was trained here, perhaps on captions of this collection."""
-        model = self.index.info.model
-        return bool(model) and (Path(model) / "run.json").is_file()
-
     def _with_cutoff(
         self, hits: Hits, vector: Vectors, kind: Kind | None, chance: float | Literal["calibrated"]
     ) -> Hits:
@@ -241,7 +239,7 @@ class Searcher:
             return replace(hits, note="no cut-off: it is measured for images that answer a text")
         calibration = self.calibration()
         if calibration is None:
-            unseen = " of the splits val and test" if self._is_run() else ""
+            unseen = " of the splits val and test" if self._is_run else ""
             return replace(
                 hits, note=f"no cut-off: fewer than {FEWEST_QUERIES} captions{unseen} to measure it with"
             )
@@ -275,12 +273,16 @@ class Searcher:
             out.append(Hit((similar.get(id) or lexical[id]).item, fused[id], details))
         return out
 
-    def _with_words(self, text: str, hits: list[Hit]) -> list[Hit]:
-        """With the share of the query's words that each hit of BM25 has: stemmed and without accents, as there."""
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
         from diptych.index.query.words import Tokenizer
 
-        tokenizer = Tokenizer()
-        wanted, held = tokenizer.query(text).keys(), tokenizer.words([hit.item.text for hit in hits])
+        return Tokenizer()
+
+    def _with_words(self, text: str, hits: list[Hit]) -> list[Hit]:
+        """With the share of the query's words that each hit of BM25 has: stemmed and without accents, as there."""
+        wanted = self._tokenizer.query(text).keys()
+        held = self._tokenizer.words([hit.item.text for hit in hits])
         return [
             replace(hit, details={**hit.details, "words": len(wanted & words.keys()) / len(wanted)})
             if "bm25" in hit.details

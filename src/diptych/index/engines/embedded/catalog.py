@@ -156,7 +156,7 @@ def _key_list(keys: Sequence[Any]) -> str:
 def item_of(row: tuple[Any, ...]) -> Item:
     """The item of a row of ``COLUMNS``, compared with its checksums."""
     slot, id, kind, path, text, image_id, metadata, content, collection = row[:9]
-    if not connections.fits(row, connections.ITEM) or _sums(slot, row[1:9]) != row[9:]:
+    if not connections.is_item(row) or _sums(slot, row[1:9]) != row[9:]:
         raise checksums.damaged(f"the item {str(id)[:200]!a} of the index", "")
     columns = parse_json(metadata)
     if not isinstance(columns, dict):

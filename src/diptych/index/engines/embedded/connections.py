@@ -125,7 +125,7 @@ def kinds_of_value(value: Any) -> bool:
 
 
 _SIZE, _SUM, _COUNT = whole(0, (1 << 63) - 1), whole(0, (1 << 32) - 1), whole(0, MAX_ROWS)
-ITEM: tuple[Test, ...] = (_SIZE, text, kind, text, text, text, text, text, _COUNT, _SUM, _SUM)
+_ITEM = [int, *[str] * 7, *[int] * 3]
 _ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
     "meta": ("SELECT key, value FROM meta", (text, text)),
     "segments": (
@@ -156,14 +156,14 @@ def rows(db: sqlite3.Connection, folder: Path, table: str, values: tuple[Any, ..
     query, tests = _ROWS[table]
     found = db.execute(query, values).fetchall()
     for row in found:
-        if not fits(row, tests):
+        if not all(test(value) for test, value in zip(tests, row, strict=True)):
             raise damaged(folder, f"a row of {table} in its catalog, {ascii(row)[:80]}")
     return found
 
 
-def fits(row: tuple[Any, ...], tests: tuple[Test, ...]) -> bool:
-    """Whether each value passes its test."""
-    return all(test(value) for test, value in zip(tests, row, strict=True))
+def is_item(row: tuple[Any, ...]) -> bool:
+    """Whether an item's values are of their types and in their ranges, its checksums apart: each search asks this."""
+    return [*map(type, row)] == _ITEM and row[0] >= 0 and row[2] in KINDS and 0 <= row[8] <= MAX_ROWS
 
 
 def facts(db: sqlite3.Connection, folder: Path) -> dict[str, str]:
