@@ -53,7 +53,6 @@ ALLOWED = {
     ("parts.py", "read_text"): "sources of this package",
     ("cache/local_features.py", "connect"): "of a path from CACHE.check",
     ("encoders/lite0.py", "load"): "a file of another package",
-    ("evaluation/score_matrix.py", "load"): "scores that a person names",
     (
         "index/engines/embedded/connections.py",
         "connect",
