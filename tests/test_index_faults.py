@@ -34,6 +34,10 @@ def items(n: int, start: int = 0) -> list[Item]:
     return [Item(f"i{k}", text=f"number {k}", metadata={"n": k}) for k in range(start, start + n)]
 
 
+def fails(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[EmbeddedIndex]:
     with EmbeddedIndex.create(tmp_path / "x.index", D) as made:
@@ -246,9 +250,6 @@ def test_a_folder_that_cannot_be_listed_is_one_sentence(
 ) -> None:
     """A writer looks for remains first."""
 
-    def fails(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     index.close()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "glob", fails)
@@ -261,9 +262,6 @@ def test_a_graph_that_cannot_be_read_back_is_one_sentence(
     index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written is read for its checksum; what was there before stays."""
-
-    def fails(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(approximate, "signed", fails)
@@ -279,9 +277,6 @@ def test_a_catalog_that_cannot_be_asked_for_is_one_sentence(
     index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer looks first whether its catalog still lies there."""
-
-    def fails(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(catalog, "identity", fails)

@@ -190,9 +190,8 @@ class ConceptBranch(Branch, ops.TensorCache):
 
     def _attend(self, query: Tensor, y: Tensor) -> Tensor:
         scores = self.attention * ops.at_least_float32(query @ y.to(query.dtype).T)  # (B, g)
-        return ops.unit(
-            ops.at_least_float32(torch.softmax(scores, dim=1) @ y)
-        )  # under autocast the product is halved
+        mixed = torch.softmax(scores, dim=1) @ y  # in half precision under autocast
+        return ops.unit(ops.at_least_float32(mixed))
 
 
 def _query(aggregator: nn.Module | None, vector: Tensor, features: Features) -> Tensor:
