@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
-from diptych.objectives.objective import Combined, Objective, collapsed_value
+from diptych.objectives.objective import Combined, Objective
 from diptych.types import Batch, Embeddings, Features, Terms
 
 
@@ -32,11 +32,13 @@ class Sum(Combined):
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The weighted sum where every member knows its own."""
-        values = {
-            name: collapsed_value(o, pairs) for name, o in self.members.items() if isinstance(o, Objective)
-        }
-        known = {name: value for name, value in values.items() if value is not None}
-        return sum(self.weights[n] * v for n, v in known.items()) if len(known) == len(values) else None
+        total = 0.0
+        for name, weight in self.weights.items():
+            value = self.members[name].collapsed_value(pairs)  # type: ignore[operator]
+            if value is None:
+                return None
+            total += weight * value
+        return total
 
 
 class On(Combined):
@@ -66,7 +68,7 @@ class On(Combined):
         return [(self.objective, self._look(embeddings))]
 
     def collapsed_value(self, pairs: int) -> float | None:
-        return collapsed_value(self.objective, pairs)
+        return self.objective.collapsed_value(pairs)
 
     def _look(self, embeddings: Embeddings) -> Embeddings:
         first, image_features = _rows(embeddings, self.first)
@@ -105,7 +107,7 @@ class SwitchAt(Combined):
         return self.current(embeddings, batch)
 
     def collapsed_value(self, pairs: int) -> float | None:
-        return collapsed_value(self.current, pairs)
+        return self.current.collapsed_value(pairs)
 
 
 class Parted(Combined):
@@ -135,7 +137,7 @@ class Parted(Combined):
         return []
 
     def collapsed_value(self, pairs: int) -> float | None:
-        return collapsed_value(self.objective, pairs // self.parts)
+        return self.objective.collapsed_value(pairs // self.parts)
 
 
 def _part(embeddings: Embeddings, batch: Batch, start: int, size: int) -> tuple[Embeddings, Batch]:
@@ -178,4 +180,4 @@ class Ramp(Objective):
             self.position += 1
 
     def collapsed_value(self, pairs: int) -> float | None:
-        return None if self.rises else collapsed_value(self.objective, pairs)
+        return None if self.rises else self.objective.collapsed_value(pairs)

@@ -55,7 +55,7 @@ class DiversityContrast(Objective):
 
 
 class Enqueue(Objective):
-    """Keeps a queue filled and saved when no loss runs against it: the bank is for diversity alone."""
+    """Keeps a queue filled and saved; by itself where no loss runs against it, and the bank is for diversity alone."""
 
     needs = ("twin",)
 
@@ -71,7 +71,7 @@ class Enqueue(Objective):
         self.queue.push(twin.image, twin.text, batch.image_ids)
 
 
-class MomentumContrast(Objective):
+class MomentumContrast(Enqueue):
     """M-DCL: the batch against the coupled banks, l(V → B_w) + l(W → B_v)   (Eq. 6).
 
     l is ``Contrast`` (Eq. 5) with anchors v_n, negatives the rows of the opposite bank from before this batch
@@ -88,13 +88,10 @@ class MomentumContrast(Objective):
     Shapes: embeddings and twin (B, D), queue (K, D).
     """
 
-    needs = ("twin",)
-
     def __init__(
         self, queue: CoupledQueue, contrast: Contrast | None = None, *, bank_diversity: bool = True
     ) -> None:
-        super().__init__()
-        self.queue = queue.feed()
+        super().__init__(queue)
         self.contrast, self.bank_diversity = contrast or Contrast(), bank_diversity
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
@@ -114,10 +111,6 @@ class MomentumContrast(Objective):
             positives = (anchors * keys.detach()).sum(dim=1)
             loss = loss + contrast(scores, negatives, positives, div)
         return {"momentum": torch.where(queue.ready, loss, torch.zeros_like(loss))}
-
-    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        twin = twin_of(embeddings)
-        self.queue.push(twin.image, twin.text, batch.image_ids)
 
 
 def twin_of(embeddings: Embeddings) -> Embeddings:

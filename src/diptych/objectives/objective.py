@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -51,6 +51,10 @@ class Objective(nn.Module):
 
     def after_epoch(self, epoch: int) -> None:
         """Called after the last step of each epoch, without gradient."""
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """The loss of ``pairs`` pairs when all similarities are equal, where that is a known trap; else None."""
+        return None
 
     def __call__(self, embeddings: Embeddings, batch: Batch) -> Terms:
         terms: Terms = super().__call__(embeddings, batch)
@@ -110,20 +114,6 @@ def members_of(objective: Objective) -> Iterator[Objective]:
             yield part
         else:
             waiting = [*part.children(), *waiting]
-
-
-@runtime_checkable
-class Collapses(Protocol):
-    """An objective with a value that gives a collapsed model away."""
-
-    def collapsed_value(self, pairs: int) -> float | None:
-        """The loss of ``pairs`` pairs when all similarities are equal; None where that shows nothing."""
-        ...
-
-
-def collapsed_value(objective: Objective, pairs: int) -> float | None:
-    """The loss of ``pairs`` pairs when all similarities are equal, where that is a known trap; else None."""
-    return objective.collapsed_value(pairs) if isinstance(objective, Collapses) else None
 
 
 def start_epoch(objective: Objective, epoch: int) -> None:

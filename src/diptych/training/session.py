@@ -14,7 +14,7 @@ from diptych.errors import SettingsError, TrainingError
 from diptych.evaluation.evaluate import measure
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
-from diptych.objectives.objective import SeesPairs, after_epoch, collapsed_value, start_epoch
+from diptych.objectives.objective import SeesPairs, after_epoch, start_epoch
 from diptych.progress import echo, track
 from diptych.targets.columns import Column, Resident, divide
 from diptych.training import checkpoint
@@ -84,7 +84,7 @@ class Session:
         self.step.waiting = [self.parameters[name] for name in waiting if self.settings.shard_model]
         check_modes(self.method.retriever)
         start_epoch(self.method.objective, epoch)
-        self.collapsed = collapsed_value(self.method.objective, self.settings.batch_size)
+        self.collapsed = self.method.objective.collapsed_value(self.settings.batch_size)
         self.meter = Meter(self.settings.batch_size)
 
     def batches(self, epoch: int) -> Iterable[Batch]:
