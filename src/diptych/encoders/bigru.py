@@ -17,9 +17,14 @@ EMBEDDING_RANGE = 0.1  # word vectors start uniform in ± this
 
 
 class WordEncoder(Encoder):
-    """An encoder with an embedding of words."""
+    """An embedding of words, and a GRU that reads them from the first on."""
 
-    words: nn.Embedding
+    def __init__(self, vocabulary_size: int, word_dim: int = 300, dim: int = 1024, pad: int = 0) -> None:
+        super().__init__()
+        self.dim, self.pad = dim, pad
+        self.words = nn.Embedding(vocabulary_size, word_dim)
+        nn.init.uniform_(self.words.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
+        self.ahead = nn.GRU(word_dim, dim, batch_first=True)
 
     def load_word_vectors(self, matrix: Tensor, found: Tensor) -> None:
         """Start the words that were ``found`` (V,) from ``matrix`` (V, word_dim); the others stay random."""
@@ -53,10 +58,8 @@ class BiGRU(WordEncoder):
         bidirectional: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.dim, self.pad, self.dropout = dim, pad, check_rate(dropout, "dropout")
-        self.words = _embedding(vocabulary_size, word_dim)
-        self.ahead = nn.GRU(word_dim, dim, batch_first=True)
+        super().__init__(vocabulary_size, word_dim, dim, pad)
+        self.dropout = check_rate(dropout, "dropout")
         self.back = nn.GRU(word_dim, dim, batch_first=True) if bidirectional else None
 
     def forward(self, inputs: Inputs) -> Features:
@@ -74,22 +77,10 @@ class BiGRU(WordEncoder):
 class UniGRU(WordEncoder):
     """Token ids (B, W) → embedding → forward GRU → its state at the last word, a set of one (B, 1, dim)."""
 
-    def __init__(self, vocabulary_size: int, word_dim: int = 300, dim: int = 1024, pad: int = 0) -> None:
-        super().__init__()
-        self.dim, self.pad = dim, pad
-        self.words = _embedding(vocabulary_size, word_dim)
-        self.ahead = nn.GRU(word_dim, dim, batch_first=True)
-
     def forward(self, inputs: Inputs) -> Features:
         ids = valid_first(inputs, self.pad)
         states = _run(self.ahead, self.words(ids.values), ids)
         return Features.whole(_reorder(states, (ids.sizes[:, None] - 1).clamp_min(0)))
-
-
-def _embedding(size: int, dim: int) -> nn.Embedding:
-    words = nn.Embedding(size, dim)
-    nn.init.uniform_(words.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
-    return words
 
 
 def valid_first(inputs: Inputs, pad: int) -> Features:
