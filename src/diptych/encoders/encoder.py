@@ -189,7 +189,7 @@ def computes_bf16(device: torch.device) -> bool:
 
 def drop_each(mask: Tensor, rate: float) -> Tensor:
     """Drop every element with probability ``rate``: regions."""
-    return _keep(mask, torch.rand(mask.shape, device=mask.device), rate)
+    return keep_drawn(mask, torch.rand(mask.shape, device=mask.device), rate)
 
 
 DELETED = 0.4  # of the words that Size Augmentation touches: the others are masked or replaced, which states cannot be
@@ -202,7 +202,7 @@ def drop_words(mask: Tensor, rate: float) -> Tensor:
     last = torch.where(mask, place, -1).amax(dim=1, keepdim=True)
     first = torch.where(mask, place, mask.shape[1]).amin(dim=1, keepdim=True)
     special = mask & ((place == first) | (place == last))
-    return special | _keep(mask, torch.rand(mask.shape, device=mask.device), DELETED * rate)
+    return special | keep_drawn(mask, torch.rand(mask.shape, device=mask.device), DELETED * rate)
 
 
 def drop_per_image(mask: Tensor, rate: float) -> Tensor:
@@ -212,7 +212,7 @@ def drop_per_image(mask: Tensor, rate: float) -> Tensor:
     This is the rule for grids: at rate 0.2, a fifth of the images stay whole and the others lose 4 to 20 %.
     """
     r = torch.rand(len(mask), 1, device=mask.device)
-    return _keep(mask, torch.rand(mask.shape, device=mask.device), torch.where(r <= rate, 0.0, rate * r))
+    return keep_drawn(mask, torch.rand(mask.shape, device=mask.device), torch.where(r <= rate, 0.0, rate * r))
 
 
 def check_rate(rate: float, name: str = "drop") -> float:
@@ -222,6 +222,7 @@ def check_rate(rate: float, name: str = "drop") -> float:
     return rate
 
 
-def _keep(mask: Tensor, draw: Tensor, rate: Tensor | float) -> Tensor:
+def keep_drawn(mask: Tensor, draw: Tensor, rate: Tensor | float) -> Tensor:
+    """The elements whose ``draw`` (B, L) reaches the rate, and the one with the largest draw of each set."""
     draw = draw.masked_fill(~mask, -1.0)
     return mask & ((draw >= rate) | (draw >= draw.amax(dim=1, keepdim=True)))

@@ -25,9 +25,10 @@ class RunningNorm(nn.Module):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    eps, momentum = 1e-5, 0.1
+
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.eps, self.momentum = eps, momentum
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))

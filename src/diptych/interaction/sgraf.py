@@ -110,9 +110,6 @@ class TextNorm(RunningNorm):
     r ← (1 − momentum)^M r + Σ_i momentum (1 − momentum)^(M−1−i) x_i. Names are those of ``nn.BatchNorm1d(1)``.
     """
 
-    def __init__(self, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__(1, eps, momentum)
-
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(n, m, P) with ``mask`` (m, P) → normalised; mean and unbiased variance (m,) of each text."""
         if not self.training:
@@ -165,7 +162,7 @@ class SAF(SimilarityScorer):
     def __init__(self, dim: int = 1024, nodes: int = 256, sharpness: float = 9.0) -> None:
         super().__init__(dim, nodes, sharpness)
         self.filter = xavier_linear(nodes, 1)
-        self.norm = TextNorm()
+        self.norm = TextNorm(1)
         self.score = xavier_linear(nodes, 1)
 
     def weights(self, dtype: torch.dtype) -> tuple[Weights, Weights]:

@@ -59,13 +59,13 @@ class CachedStep:
                 looked = step.method.retriever(moved)
                 keys += [] if twin is None else [_vectors(twin(moved, looked))]
             seen.append(_vectors(looked))
-        own = _join(seen).map_rows(lambda t: t.requires_grad_())
+        own = _join(seen).map(Tensor.requires_grad_)
         everything = own if twin is None else replace(own, views={**own.views, "twin": _join(keys)})
         whole = step.seen_by_objective(_without_inputs(batch).to(self.device))
         embeddings = gather(everything)
         terms = step.method.objective(embeddings, whole)
         step.accelerator.backward(torch.stack(list(terms.values())).sum())
-        self._replay(pieces, states, [t.grad for t in _tensors(own)])
+        self._replay(pieces, states, [t.grad for t in own.tensors()])
         self.before = batch
         return step.move(embeddings, whole, terms)
 
@@ -78,7 +78,7 @@ class CachedStep:
             _set_random_state(state, self.device)
             last = number == len(pieces) - 1  # several processes add their gradients up once, at the end
             with nullcontext() if last else self.step.accelerator.no_sync(self.step.model):
-                again = _tensors(_vectors(self.step.model(piece.to(self.device, non_blocking=True))))
+                again = _vectors(self.step.model(piece.to(self.device, non_blocking=True))).tensors()
                 moving = [(v, g) for v, g in zip(again, gradients, strict=True) if v.requires_grad]
                 if self.turns and last:
                     reached = leaves([vector for vector, gradient in moving if gradient is not None])
@@ -116,16 +116,10 @@ def _vectors(embeddings: Embeddings) -> Embeddings:
     return Embeddings(embeddings.image, embeddings.text, views=views)
 
 
-def _tensors(embeddings: Embeddings) -> list[Tensor]:
-    found: list[Tensor] = []
-    embeddings.map_rows(lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
-    return found
-
-
 def _join(pieces: Sequence[Embeddings]) -> Embeddings:
     """The rows of all pieces, one after the other."""
-    columns = iter([torch.cat(rows) for rows in zip(*map(_tensors, pieces), strict=True)])
-    return pieces[0].map_rows(lambda _: next(columns))
+    columns = iter([torch.cat(rows) for rows in zip(*(piece.tensors() for piece in pieces), strict=True)])
+    return pieces[0].map(lambda _: next(columns))
 
 
 def _without_inputs(batch: Batch) -> Batch:

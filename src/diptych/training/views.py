@@ -15,10 +15,9 @@ from diptych.data.augmentation import PictureAugmentation, WordAugmentation
 from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, Items
 from diptych.data.text import TextStore, TokenTexts
+from diptych.encoders.encoder import DELETED, keep_drawn
 from diptych.errors import DataError
 from diptych.types import Features, Inputs, Sides, as_inputs
-
-DELETED = 0.4  # share of the augmented words that are deleted; cached token states can only be deleted
 
 
 class AugmentedImages:
@@ -128,5 +127,4 @@ class Augmented:
 
 def _thinned(mask: torch.Tensor, rate: float, rng: np.random.Generator) -> torch.Tensor:
     """The mask (B, L) with every element left out with probability ``rate``; the last one of a set stays."""
-    draw = torch.from_numpy(rng.random(tuple(mask.shape))).masked_fill(~mask, -1.0)
-    return mask & ((draw >= rate) | (draw >= draw.amax(dim=1, keepdim=True)))
+    return keep_drawn(mask, torch.from_numpy(rng.random(tuple(mask.shape))), rate)
