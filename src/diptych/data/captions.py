@@ -45,7 +45,6 @@ class ImageStore(Protocol):
 
     def content_key(self, index: int) -> str:
         """A string that changes when the bytes of this image change (a hash, or path + size + time)."""
-        ...
 
 
 class TextOrder(Protocol):
@@ -53,15 +52,12 @@ class TextOrder(Protocol):
 
     def __len__(self) -> int:
         """Texts of an epoch, the same for every epoch."""
-        ...
 
     def epoch(self, seed: int, number: int) -> NDArray[np.int64]:
         """The rows of the texts of an epoch, in order."""
-        ...
 
     def renumbered(self, new_row: NDArray[np.int64]) -> TextOrder:
         """The order of a subset: ``new_row`` (M,) is the new row of each text, −1 for one that is left out."""
-        ...
 
 
 _ANSWERS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # what stores gave that do not say it

@@ -53,11 +53,9 @@ class TextStore(Protocol):
 
     def size(self, index: int) -> int:
         """Tokens of one text, specials included."""
-        ...
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """Token ids (B, W) int64 or states (B, W, H) of some texts; ``rng`` given = training augmentation."""
-        ...
 
 
 class TextInput(ABC):

@@ -156,7 +156,6 @@ class Evaluator(Protocol):
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
         """The metrics of the model on these captions."""
-        ...
 
 
 @dataclass(frozen=True)

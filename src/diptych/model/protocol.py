@@ -26,19 +26,15 @@ class Model(Protocol):
     @property
     def dim(self) -> int:
         """Length of an encoded vector."""
-        ...
 
     def fingerprint(self) -> str:
         """A string that two models share exactly when they score alike."""
-        ...
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
         """Rows (N, dim) for a list or store of images."""
-        ...
 
     def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Rows:
         """Rows (M, dim) for a list or store of texts."""
-        ...
 
 
 class OpenedModel(Model, Protocol):
@@ -47,17 +43,14 @@ class OpenedModel(Model, Protocol):
     @property
     def backend(self) -> str:
         """``torch`` or ``onnx``."""
-        ...
 
     @property
     def device(self) -> str:
         """The name of the device: ``cpu``, ``cuda:0``."""
-        ...
 
     @property
     def precision(self) -> str:
         """``no``, ``bf16`` or ``fp16``."""
-        ...
 
 
 class PairScoring(Protocol):
@@ -65,11 +58,9 @@ class PairScoring(Protocol):
 
     def image_features(self, images: Any) -> list[Local]:
         """The local features of each image."""
-        ...
 
     def scores(self, images: Sequence[Local], texts: Sequence[str]) -> Rows:
         """Scores (N, M) of images, given by their local features, against texts."""
-        ...
 
 
 class CellCache(Protocol):
@@ -80,13 +71,11 @@ class CellCache(Protocol):
 
     def find(self, key: str) -> Local | None:
         """The cells of the picture with this content key, None where they were never computed."""
-        ...
 
     def compute(
         self, keys: Sequence[str], pictures: Sequence[StoredImage], *, store: bool = True
     ) -> NDArray[np.float16]:
         """The cells of pictures, computed now and, with ``store``, added to the cache."""
-        ...
 
 
 def pairs_of(model: Any) -> PairScoring | None:
@@ -112,7 +101,6 @@ class Scorer(Protocol):
 
     def fingerprint(self) -> str:
         """A string that two models share exactly when they score alike."""
-        ...
 
     def scores(
         self,
@@ -125,4 +113,3 @@ class Scorer(Protocol):
         show_progress: bool = ...,
     ) -> Scores:
         """Scores (N, M) of a store of images against a store of texts."""
-        ...

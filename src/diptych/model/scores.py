@@ -45,21 +45,17 @@ class Scores(Protocol):
     @property
     def kind(self) -> str:
         """What a score is, for the card of a report: ``dot``, ``matrix``, ..."""
-        ...
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, M)."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where tiles are computed."""
-        ...
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """The scores of some images against some texts, float32 or float64."""
-        ...
 
 
 class EmbeddingScores:

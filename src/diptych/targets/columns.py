@@ -64,7 +64,6 @@ class TargetSource(Protocol):
         show_progress: bool = True,
     ) -> Mapping[str, Column]:
         """Columns by name; objectives find their rows of a batch in ``batch.targets``."""
-        ...
 
 
 def fill_targets(
