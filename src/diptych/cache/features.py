@@ -22,7 +22,7 @@ from torch import Tensor
 from diptych.cache.contents import OLD, Cells, PackedCells, cell_pack, content_name, in_words
 from diptych.cache.feature_pack import MISSING, FeaturePack
 from diptych.cache.rows import kept_rows
-from diptych.data.arrays import ArrayStore, flat_index, pinned_array, read_ahead
+from diptych.data.arrays import ArrayStore, flat_index, pinned_array, ranges, read_ahead
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput, as_item
 from diptych.data.problems import content_keys
@@ -74,7 +74,7 @@ def compute_cells(
     backbone.eval()
     device = next(backbone.parameters()).device
     size = batch_size or (CUDA_BATCH if device.type == "cuda" else CPU_BATCH)
-    batches = [range(first, min(first + size, len(store))) for first in range(start, len(store), size)]
+    batches = ranges(start, len(store), size)
     chunk = Chunk()
     ahead = read_ahead(batches, lambda batch: _open(store, batch, skip), workers=1)
     for opened in track(ahead, label, len(batches), show_progress):
@@ -262,11 +262,7 @@ def cache_text_states(
     """The last hidden states of every token of ``texts``, computed on the encoder's device."""
     sizes = np.array([texts.size(i) for i in range(len(texts))], dtype=np.int64)
     contents = hashlib.sha256(sizes.tobytes())
-
-    def chunks(start: int) -> list[range]:
-        return [range(a, min(a + TEXT_CHUNK, len(texts))) for a in range(start, len(texts), TEXT_CHUNK)]
-
-    for rows in chunks(0):
+    for rows in ranges(0, len(texts), TEXT_CHUNK):
         ids = texts.collate(rows)
         if not ids.is_ids:
             raise DataError("these texts are cached states already: give the token ids to compute them from.")
@@ -275,8 +271,7 @@ def cache_text_states(
     path = cache_folder(folder) / f"texts-{key}.npy"
 
     def states(start: int) -> Iterator[tuple[NDArray[np.float32], int]]:
-        left = chunks(start)
-        for rows in track(left, "text states", len(left), show_progress):
+        for rows in track(ranges(start, len(texts), TEXT_CHUNK), "text states", show=show_progress):
             yield _states(encoder, texts, rows, batch_size), len(rows)
 
     offsets = np.concatenate([[0], np.cumsum(sizes)])

@@ -220,6 +220,11 @@ def are_features(store: Any) -> bool:
     return holds_features(store) if isinstance(store, list | tuple) else getattr(store, "features", False)
 
 
+def ranges(start: int, stop: int, step: int) -> list[range]:
+    """The numbers from ``start`` to ``stop``, at most ``step`` at a time."""
+    return [range(first, min(first + step, stop)) for first in range(start, stop, step)]
+
+
 def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The row numbers of consecutive runs, end to end: starts[0], starts[0]+1, …, starts[1], …"""
     ends = np.cumsum(sizes)

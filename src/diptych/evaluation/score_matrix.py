@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.cache.rows import RowFile
-from diptych.data.arrays import read_array
+from diptych.data.arrays import ranges, read_array
 from diptych.devices import autocast
 from diptych.errors import DataError
 from diptych.model.reranking import candidates
@@ -128,15 +128,12 @@ def _fill(
     size = max(1, min(IMAGES, BLOCK_BYTES // (4 * texts)))
     if file.path.exists():
         earlier = read_array(file.path)
-        for start in range(file.progress.rows, done, size):
-            block = earlier[start : min(start + size, done)]
-            file.append(block, len(block))
-    starts = range(file.progress.rows, images, size)
-    for start in track(starts, "score pairs", len(starts), show_progress):
-        rows = slice(start, min(start + size, images))
-        block = np.empty((rows.stop - start, texts), np.float32)
-        for first in range(0, texts, TEXTS):
-            columns = slice(first, min(first + TEXTS, texts))
+        for some in ranges(file.progress.rows, done, size):
+            file.append(earlier[some.start : some.stop], len(some))
+    for some in track(ranges(file.progress.rows, images, size), "score pairs", show=show_progress):
+        rows, block = slice(some.start, some.stop), np.empty((len(some), texts), np.float32)
+        for asked in ranges(0, texts, TEXTS):
+            columns = slice(asked.start, asked.stop)
             block[:, columns] = (
                 check_scores(tile(rows, columns), scores.shape, rows, columns).float().cpu().numpy()
             )

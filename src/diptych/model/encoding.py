@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diptych.data.arrays import are_features, read_ahead, read_items
+from diptych.data.arrays import are_features, ranges, read_ahead, read_items
 from diptych.data.captions import StoredImage
 from diptych.data.decode.extra_formats import is_image
 from diptych.data.images import ImageInput, as_item
@@ -126,7 +126,7 @@ def text_batches(
     packs = packs and not isinstance(texts, CachedTexts)
     if packs:
         size = batch_size or PACKED_TEXTS
-        jobs = [range(start, min(start + size, len(texts))) for start in range(0, len(texts), size)]
+        jobs = [*ranges(0, len(texts), size)]
     else:
         texts = texts if isinstance(texts, TextStore) else text_input.read(texts)
         order = sorted(range(len(texts)), key=texts.size)

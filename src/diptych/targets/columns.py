@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.data.arrays import ArrayStore
+from diptych.data.arrays import ArrayStore, ranges
 from diptych.data.captions import Captions
 from diptych.errors import DataError, SettingsError
 from diptych.types import Batch
@@ -126,11 +126,11 @@ def divide(
 def _load(column: Column, device: torch.device) -> Tensor:
     """All rows on the device, without a second copy of them in the host's memory."""
     count, found = len(column.values), None
-    for start in range(0, count, BLOCK):
-        rows = torch.from_numpy(column.rows(np.arange(start, min(start + BLOCK, count))))
+    for some in ranges(0, count, BLOCK):
+        rows = torch.from_numpy(column.rows(np.asarray(some)))
         if found is None:
             found = torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=device)
-        found[start : start + len(rows)] = rows
+        found[some.start : some.stop] = rows
     return torch.zeros(0, device=device) if found is None else found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diptych.branches.labels import REGION_TARGET, UNKNOWN_CLASS
 from diptych.cache.features import cache_image_features
-from diptych.data.arrays import read_items
+from diptych.data.arrays import ranges, read_items
 from diptych.data.captions import Captions, ImageStore, holds_pictures
 from diptych.data.images import ImageInput
 from diptych.data.labels import Labels, class_rows, class_sets
@@ -78,9 +78,8 @@ class RegionTargets:
             )
         centre, centroids = self._clusters(store, device)
         rows = []
-        starts = range(0, len(store), CHUNK)
-        for start in track(starts, "region classes", len(starts), show_progress):
-            for item in read_items(store, np.arange(start, min(start + CHUNK, len(store)))):
+        for some in track(ranges(0, len(store), CHUNK), "region classes", show=show_progress):
+            for item in read_items(store, np.asarray(some)):
                 vectors = unit(torch.as_tensor(np.asarray(item, np.float32), device=device) - centre)
                 rows.append(nearest(vectors, centroids)[1].cpu().numpy())
         return {REGION_TARGET: Column(_padded(rows), "image")}

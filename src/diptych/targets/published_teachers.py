@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diptych.cache.contents import content_name
 from diptych.cache.rows import RowFile
-from diptych.data.arrays import ArrayStore, LazyArray
+from diptych.data.arrays import ArrayStore, LazyArray, ranges
 from diptych.data.decode.pickles import NPY, open_pickle
 from diptych.errors import DataError
 from diptych.progress import track
@@ -63,10 +63,9 @@ def _convert(
     file: RowFile, path: Path, ids: Sequence[str], projection: Projection, show_progress: bool
 ) -> None:
     rows = list(zip(ids, _rows(path, ids), strict=True))
-    starts = range(file.progress.done, len(rows), CHUNK)
-    for start in track(starts, "convert teacher vectors", len(starts), show_progress):
-        some = rows[start : start + CHUNK]
-        file.append(projection(np.stack([_vector(path, *row) for row in some])), len(some))
+    left = ranges(file.progress.done, len(rows), CHUNK)
+    for some in track(left, "convert teacher vectors", show=show_progress):
+        file.append(projection(np.stack([_vector(path, *rows[n]) for n in some])), len(some))
     file.finish()
 
 
@@ -89,10 +88,10 @@ def _matrix(store: ArrayStore, path: Path, count: int, project: int) -> ArraySto
         )
     if project:
         raise DataError(f"{path} is a matrix already: leave the projection out, or project it beforehand.")
-    for start in range(0, count, CHUNK):
-        finite = np.isfinite(store.rows(np.arange(start, min(start + CHUNK, count)))).all(axis=1)
+    for rows in ranges(0, count, CHUNK):
+        finite = np.isfinite(store.rows(rows)).all(axis=1)
         if not finite.all():
-            row = start + int(finite.argmin())
+            row = rows.start + int(finite.argmin())
             raise DataError(f"{path}: row {row:,} holds numbers that are not finite: extract it again.")
     return store
 

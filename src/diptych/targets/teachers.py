@@ -22,7 +22,7 @@ from diptych import ops
 from diptych.cache.contents import content_name
 from diptych.cache.features import cached_image_features, cells_now, compute_cells, contents_of
 from diptych.cache.rows import kept_rows
-from diptych.data.arrays import ArrayStore, read_items
+from diptych.data.arrays import ArrayStore, ranges, read_items
 from diptych.data.captions import ImageStore, holds_pictures
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import TextInput
@@ -84,8 +84,7 @@ class ImageTeacher:
         """
         cells = cached_image_features(self.backbone, self.image_input, store, folder)
         if cells is not None:
-            for first in range(start, len(cells), STORED_CHUNK):
-                rows = range(first, min(first + STORED_CHUNK, len(cells)))
+            for rows in ranges(start, len(cells), STORED_CHUNK):
                 yield self.of_cells(cells.rows(rows).astype(np.float32)), len(rows)
             return
         for chunk in compute_cells(
@@ -119,10 +118,8 @@ class StoredTeacher:
         self, store: ImageStore, start: int, folder: str | Path | None, show_progress: bool
     ) -> Iterator[tuple[NDArray[np.float32], int]]:
         """The vectors of images ``start``… in chunks worth writing, each with its number of images."""
-        starts = range(start, len(store), STORED_CHUNK)
-        for first in track(starts, "image teacher", len(starts), show_progress):
-            rows = np.arange(first, min(first + STORED_CHUNK, len(store)))
-            yield self([*read_items(store, rows)]), len(rows)
+        for rows in track(ranges(start, len(store), STORED_CHUNK), "image teacher", show=show_progress):
+            yield self([*read_items(store, np.asarray(rows))]), len(rows)
 
     def check(self, store: ImageStore) -> None:
         if holds_pictures(store):
@@ -248,10 +245,8 @@ def vectors_of_texts(
     path, key = _place(folder, "texts", teacher.identity(), contents.hexdigest())
 
     def vectors(first: int) -> Iterator[tuple[NDArray[np.float32], int]]:
-        starts = range(first, len(texts), TEXT_CHUNK)
-        for start in track(starts, "text teacher", len(starts), show_progress):
-            some = texts[start : start + TEXT_CHUNK]
-            yield teacher(some), len(some)
+        for rows in track(ranges(first, len(texts), TEXT_CHUNK), "text teacher", show=show_progress):
+            yield teacher(texts[rows.start : rows.stop]), len(rows)
 
     return ArrayStore(kept_rows(path, key, vectors), mapped=True)
 

@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from diptych.data.arrays import read_items
+from diptych.data.arrays import ranges, read_items
 from diptych.data.images import ImageInput
 from diptych.encoders.class_words import NamedGrid
 from diptych.errors import DataError, SettingsError
@@ -187,16 +187,13 @@ def pooled_pairs(
     unreadable: Mapping[int, str] = getattr(images, "unreadable", {})
     order = np.argsort(image_of, kind="stable")
     ends = np.searchsorted(image_of[order], np.arange(len(images) + 1))
-    starts = range(0, len(images), ROWS)
-    for start in track(starts, "ridge regression", len(starts), show_progress):
-        stop = min(start + ROWS, len(images))
-        rows = np.arange(start, stop)
-        texts = order[ends[start] : ends[stop]]
+    for rows in track(ranges(0, len(images), ROWS), "ridge regression", show=show_progress):
+        texts = order[ends[rows.start] : ends[rows.stop]]
         texts = texts[~np.isin(image_of[texts], list(unreadable))]
-        x = _pooled(as_inputs(image_input(read_items(images, rows))))
+        x = _pooled(as_inputs(image_input(read_items(images, np.asarray(rows)))))
         found = as_inputs(data.texts.collate(texts.tolist())) if len(texts) else None
         v = np.zeros((0, _width(data))) if found is None else _pooled(found)
-        yield x, v, image_of[texts] - start
+        yield x, v, image_of[texts] - rows.start
 
 
 def choose(
