@@ -22,7 +22,7 @@ from torch import Tensor
 from diptych.cache.contents import OLD, Cells, PackedCells, cell_pack, content_name, in_words
 from diptych.cache.feature_pack import MISSING, FeaturePack
 from diptych.cache.rows import kept_rows
-from diptych.data.arrays import ArrayStore, flat_index, pinned_array, ranges, read_ahead
+from diptych.data.arrays import ArrayStore, flat_index, ranges, read_ahead
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput, as_item
 from diptych.data.problems import content_keys
@@ -134,17 +134,8 @@ class CachedImages(ArrayStore):
         self.unreadable = dict(unreadable or {})
         self.shape = (len(places), *pack.shape)
 
-    def spans(
-        self, starts: NDArray[np.int64], sizes: NDArray[np.int64], *, pin_memory: bool = False
-    ) -> NDArray[Any]:
-        """Runs of ``sizes[i]`` consecutive images from ``starts[i]`` on, end to end: (sum(sizes), R, C)."""
-        if len(starts) and (starts.min() < 0 or (starts + sizes).max() > len(self)):
-            raise IndexError(f"rows outside 0…{len(self) - 1}")
-        places = self.places[flat_index(starts, sizes)]
-        shape = (len(places), *self.shape[1:])
-        out = pinned_array(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
-        self.pack.read(places, out)
-        return out
+    def _fill(self, out: NDArray[Any], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self.pack.read(self.places[flat_index(starts, sizes)], out)
 
     def content_key(self, index: int) -> str:
         return self.pictures.content_key(index)
@@ -182,7 +173,7 @@ def cache_image_features(
     if missing:
         if show_progress:
             say_old_caches(folder)
-        lock = pack.work_lock(_hash_of(keys.values()))
+        lock = pack.work_lock(hash_of(keys.values()))
         with hold(lock.acquire, show_progress):
             pack.hold()
             missing = _find_missing(pack, keys)  # another process may have computed them meanwhile
@@ -282,10 +273,11 @@ def cache_text_states(
 
 def contents_of(store: ImageStore) -> str:
     """A hash of the content of every image of a store, in order."""
-    return _hash_of(store.content_key(row) for row in range(len(store)))
+    return hash_of(store.content_key(row) for row in range(len(store)))
 
 
-def _hash_of(keys: Iterable[str]) -> str:
+def hash_of(keys: Iterable[str]) -> str:
+    """A hash of several strings, in order."""
     contents = hashlib.sha256()
     for key in keys:
         contents.update(key.encode() + b"\0")

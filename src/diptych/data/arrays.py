@@ -97,17 +97,20 @@ class ArrayStore:
             raise IndexError(f"rows outside 0…{len(self) - 1}")
         shape = (int(sizes.sum()), *self.shape[1:])
         out = pinned_array(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
+        self._fill(out, starts, sizes)
+        return out
+
+    def _fill(self, out: NDArray[Any], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         whole = self._map_file() if self.mapped and self.path is not None else self._array
         if whole is not None:
-            np.take(whole, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # checked above
-            return out
+            np.take(whole, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # they were checked
+            return
         view = out.reshape(-1).view(np.uint8).data
         at = 0
         for start, size in _join(starts, sizes):  # what lies side by side is read at once
             length = size * self._row_bytes
             self.read_at(self._start + start * self._row_bytes, view[at : at + length])
             at += length
-        return out
 
     def content_key(self, index: int) -> str:
         """A hash of the type, the shape and the first ``KEY_BYTES`` bytes of the row.

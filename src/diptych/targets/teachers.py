@@ -8,7 +8,6 @@ other data is another file. A killed extraction goes on where it stopped.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from diptych import ops
 from diptych.cache.contents import content_name
-from diptych.cache.features import cached_image_features, cells_now, compute_cells, contents_of
+from diptych.cache.features import cached_image_features, cells_now, compute_cells, contents_of, hash_of
 from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, ranges, read_items
 from diptych.data.captions import ImageStore, holds_pictures
@@ -239,10 +238,7 @@ def vectors_of_texts(
     """The teacher's vector of every text, (M, dim): computed once, in float16, or ``live``, batch by batch."""
     if live:
         return Live(lambda rows: teacher([texts[i] for i in rows.tolist()]), len(texts))
-    contents = hashlib.sha256()
-    for text in texts:
-        contents.update(text.encode() + b"\0")
-    path, key = _place(folder, "texts", teacher.identity(), contents.hexdigest())
+    path, key = _place(folder, "texts", teacher.identity(), hash_of(texts))
 
     def vectors(first: int) -> Iterator[tuple[NDArray[np.float32], int]]:
         for rows in track(ranges(first, len(texts), TEXT_CHUNK), "text teacher", show=show_progress):
