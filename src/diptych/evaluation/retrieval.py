@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -211,13 +211,11 @@ def _group(scored: PreparedScores, source: _Source, rules: Rules) -> Group:
                 found.append(count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts])))
         return Ranks(found[0].image_to_text, found[-1].text_to_image)
 
-    def speed() -> dict[str, float]:
-        clock = scored.computed or sides[0]
-        pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
-        return {**scored.encoding, **pairs, "seconds": scored.seconds + time.perf_counter() - began}
-
-    judged = _judge(sides, source)
-    return _measure(rank, judged, source, rules, score=sides[0].kind, model=scored.model, speed=speed)
+    group = _measure(rank, _judge(sides, source), source, rules, score=sides[0].kind, model=scored.model)
+    clock = scored.computed or sides[0]
+    pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
+    seconds = scored.seconds + time.perf_counter() - began
+    return replace(group, speed={**scored.encoding, **pairs, "seconds": seconds})
 
 
 def evaluate_ranks(
@@ -237,9 +235,8 @@ def evaluate_ranks(
     rules = rules_of_ranks(**options)
     rules.protocol.check(image_of, images)
     source = _Source(image_of, images, data, split, data_hash)
-    return Report(
-        (_measure(lambda *_: ranks, {}, source, rules, score=score, model=model, speed=lambda: speed or {}),)
-    )
+    group = _measure(lambda *_: ranks, {}, source, rules, score=score, model=model)
+    return Report((replace(group, speed=speed or {}),))
 
 
 def _measure(
@@ -250,7 +247,6 @@ def _measure(
     *,
     score: str,
     model: str,
-    speed: Callable[[], dict[str, float]],
 ) -> Group:
     """Metrics averaged over the folds, with intervals (images resampled within their fold), and the card."""
     found: list[dict[str, float]] = []
@@ -300,7 +296,7 @@ def _measure(
         judged=tuple(f"{file} ({file_hash(file)})" for one in rules.judgements if (file := one.corrections)),
     )
     outcomes, tables = Outcomes(ranks_of, images_of, folds), retrieval_tables(averaged)
-    return Group("retrieval", averaged, "rsum", card, intervals, speed(), tables, outcomes=outcomes)
+    return Group("retrieval", averaged, "rsum", card, intervals, tables=tables, outcomes=outcomes)
 
 
 def _judge(sides: Sequence[Scores], source: _Source) -> dict[str, Queries]:
