@@ -103,11 +103,8 @@ def write_gallery(
     values = [term.value for term in query.terms if term.kind in ("image", "item")]
     pictures = (_query_picture(index, value, roots) for value in values)
     nearest = "Nothing matches clearly. The nearest:" if answers else "Nothing in the collection matches."
-    note = " ".join(
-        part
-        for part in (f"Filter: {condition}." if condition else "", "" if hits.matched else nearest)
-        if part
-    )
+    said = f"Filter: {condition}." if condition else "", "" if hits.matched else nearest
+    note = " ".join(filter(None, said))
     write_text(place, gallery_page(title, QueryCard(note, answers, next(pictures, None))))
     say_withheld(index, roots)
 
