@@ -271,11 +271,6 @@ def cache_text_states(
     )
 
 
-def contents_of(store: ImageStore) -> str:
-    """A hash of the content of every image of a store, in order."""
-    return hash_of(store.content_key(row) for row in range(len(store)))
-
-
 def hash_of(keys: Iterable[str]) -> str:
     """A hash of several strings, in order."""
     contents = hashlib.sha256()

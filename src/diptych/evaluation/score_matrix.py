@@ -44,7 +44,7 @@ def stored_scores(
     again in float32. ``tile`` takes the place of ``scores.tile`` (to time it).
     """
     path = path if path.suffix == ".npy" else path.with_name(f"{path.name}.npy")
-    rough = _rough(scores)
+    rough = refinable(scores)
     precision = "+".join(part.precision for part in rough) or "no"
     key = {**identity, "score": scores.kind, "shape": list(scores.shape), "precision": precision}
     logged = RowFile(path, key).held_key()
@@ -88,11 +88,6 @@ def read_scores(path: Path) -> MatrixScores:
             f"{path} holds the scores of {known['done']} of {len(matrix)} images: finish it with --score_matrix first."
         )
     return MatrixScores(torch.from_numpy(matrix))
-
-
-def refinable(scores: Scores) -> bool:
-    """Whether ``stored_scores`` computes the best of these scores again: those of pair scorers in half precision."""
-    return bool(_rough(scores))
 
 
 def _read_card(path: Path, logged: bool) -> tuple[dict[str, Any] | None, int, bool]:
@@ -140,8 +135,11 @@ def _fill(
         file.append(block, len(block))
 
 
-def _rough(scores: Scores) -> list[PairScores]:
-    """The members of pair scores in half precision that can score single pairs; none where one cannot."""
+def refinable(scores: Scores) -> list[PairScores]:
+    """The members of pair scores in half precision that can score single pairs, which ``stored_scores`` refines.
+
+    None where one cannot.
+    """
     parts = scores.parts if isinstance(scores, MeanScores) else [scores]
     found = [
         part

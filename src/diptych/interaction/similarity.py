@@ -134,7 +134,8 @@ class SimilarityVectors(nn.Module):
         s, scale = self.affinities(images, texts)
         w = self.attention((s * scale).flatten(0, 1).transpose(0, 1), images, images.mask)
         every = texts.parts.view(1, m * words, -1).expand(n, -1, -1)
-        of_words = self._local(w, images, every, weights[0]).view(n, m, words, -1)
+        differences = torch.baddbmm(every, w.to(every.dtype), images.parts, beta=-1)  # context − word
+        of_words = unit(squared_linear(differences, *weights[0])).view(n, m, words, -1)
         of_pair = unit(squared_linear(images.whole[:, None] - texts.whole, *weights[1]))  # (n, m, K)
         return torch.cat([of_pair[:, :, None], of_words], dim=2)
 
@@ -148,11 +149,6 @@ class SimilarityVectors(nn.Module):
         of_words = unit(squared_linear(context - texts.parts, *weights[0]))
         of_pair = unit(squared_linear(images.whole - texts.whole, *weights[1]))
         return torch.cat([of_pair[:, None], of_words], dim=1)
-
-    def _local(self, w: Tensor, images: Locals, words: Tensor, weights: Weights) -> Tensor:
-        """(n, words, K): context − word in one product, then the square and its layer."""
-        difference = torch.baddbmm(words, w.to(words.dtype), images.parts, beta=-1)
-        return unit(squared_linear(difference, *weights))
 
 
 def cast(layer: nn.Linear, dtype: torch.dtype) -> Weights:
@@ -224,9 +220,11 @@ MOST_REGIONS, MOST_NODES = 64, 64  # of a kernel's tile
 BLOCK = 64  # columns of D and of K that a kernel reads at a time
 
 
-def fits(device: torch.device, regions: int, dim: int, nodes: int) -> bool:
-    """Whether the kernels run on a device and tile these sizes."""
-    return on_gpu(device) and regions <= MOST_REGIONS and dim % BLOCK == 0 and nodes in (64, 128, 256)
+def fits(images: Locals, nodes: int) -> bool:
+    """Whether the kernels can compute this: on a GPU, in half precision, in sizes they tile."""
+    parts, (_, regions, dim) = images.parts, images.parts.shape
+    tiled = regions <= MOST_REGIONS and dim % BLOCK == 0 and nodes in (64, 128, 256)
+    return tiled and parts.dtype in (torch.bfloat16, torch.float16) and on_gpu(parts.device)
 
 
 def similarity_vectors(

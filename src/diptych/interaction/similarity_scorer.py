@@ -205,7 +205,9 @@ class SimilarityScorer(TiledScorer):
 
     def ready(self, images: Locals, dtype: torch.dtype) -> tuple[Locals, Any, int]:
         """Images with their products, and the layers in the type of the computation."""
-        fused = not torch.is_grad_enabled() and not self.training and _kernels_fit(images, self.vectors.nodes)
+        fused = (
+            not torch.is_grad_enabled() and not self.training and fused_form.fits(images, self.vectors.nodes)
+        )
         rows = CUDA_KERNEL_ROWS if fused else CUDA_ROWS if images.whole.is_cuda else CPU_ROWS
         return images.with_gram(), (self.vectors.weights(dtype), self.weights(dtype), fused), rows
 
@@ -226,10 +228,3 @@ class SimilarityScorer(TiledScorer):
     def element_bytes(self, images: Locals, dtype: torch.dtype) -> int:
         """A difference, and about ten vectors, for each node."""
         return (self.dim + 10 * self.vectors.nodes) * dtype.itemsize
-
-
-def _kernels_fit(images: Locals, nodes: int) -> bool:
-    """Whether the kernels can compute this: on a GPU, in half precision, in sizes they tile."""
-    if images.parts.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return fused_form.fits(images.parts.device, images.parts.shape[1], images.parts.shape[2], nodes)

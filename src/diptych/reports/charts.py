@@ -167,10 +167,13 @@ def pooled_elements(theta: NDArray[np.float64]) -> float:
 
 def picture_of_poolings(poolings: Sequence[LearnedPooling]) -> Any:
     """One row per GPO: θ over the rank for each set size, and its running sum between mean and max pooling."""
+    from matplotlib import colormaps
+
     figure = figure_class()(figsize=(10, 3.1 * len(poolings) + 0.6), dpi=DPI, layout="constrained")
     rows = figure.subplots(len(poolings), 2, squeeze=False)
     for (left, right), pooling in zip(rows, poolings, strict=True):
-        for colour, (size, theta) in zip(_shades(len(pooling.theta)), pooling.theta.items(), strict=True):
+        shades = colormaps["viridis"](np.linspace(0.1, 0.8, len(pooling.theta)))
+        for colour, (size, theta) in zip(shades, pooling.theta.items(), strict=True):
             rank = np.arange(1, size + 1)
             left.plot(rank, theta, color=colour, marker="o", markersize=3, label=f"{size} elements")
             left.plot([1, size], [1 / size] * 2, color=colour, linestyle="--", linewidth=0.9)
@@ -247,9 +250,3 @@ def _format(output: Path) -> str:
 def short_name(name: str) -> str:
     """A name that fits above a panel: its end where it is long."""
     return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
-
-
-def _shades(count: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](value) for value in np.linspace(0.1, 0.8, count)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diptych import ops
 from diptych.cache.contents import content_name
-from diptych.cache.features import cached_image_features, cells_now, compute_cells, contents_of, hash_of
+from diptych.cache.features import cached_image_features, cells_now, compute_cells, hash_of
 from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, ranges, read_items
 from diptych.data.captions import ImageStore, holds_pictures
@@ -216,7 +216,9 @@ def vectors_of_images(
         raise DataError("an image teacher needs images, and the data has none.")
     teacher.check(store)
     if not live:
-        path, key = _place(folder, "images", teacher.identity(), contents_of(store))
+        path, key = _place(
+            folder, "images", teacher.identity(), hash_of(store.content_key(row) for row in range(len(store)))
+        )
         rows = kept_rows(path, key, lambda start: teacher.chunks(store, start, folder, show_progress))
         return ArrayStore(rows, mapped=True)
     if isinstance(teacher, ImageTeacher):
