@@ -26,7 +26,7 @@ def test_the_whole_layout(tmp_path: Path) -> None:
         ("SICK-R", "test"),
         ("SICK-R", "trial"),
     ]
-    assert [one.name for one in found.sets if one.averaged] == list(SEVEN)
+    assert [one.name for one in found.sets if one.split == "test"] == list(SEVEN)
     twelve = found.sets[0]
     assert [file.name for file in twelve.files] == list(YEARS["STS12"])
     assert len(twelve) == sum(len(file) for file in twelve.files) == 5 * 4

@@ -161,9 +161,7 @@ class PictureAugmentation:
 
 def apply(draw: PictureDraw, picture: Image.Image) -> Image.Image:
     """Do to an RGB picture what was drawn."""
-    for step in steps(draw, picture).values():
-        picture = step
-    return picture
+    return list(steps(draw, picture).values())[-1]
 
 
 def steps(draw: PictureDraw, picture: Image.Image) -> dict[str, Image.Image]:

@@ -35,8 +35,8 @@ class Labels:
 
     def __init__(self, names: Sequence[str], columns: Sequence[str] = (COLUMN,)) -> None:
         self.names, self.columns = list(names), list(columns)
-        self._columns = {name: column for column, name in enumerate(self.names)}
-        if len(self._columns) < len(self.names):
+        self._known = set(self.names)
+        if len(self._known) < len(self.names):
             raise DataError("a label vocabulary names a label twice: give each label once.")
 
     @staticmethod
@@ -52,17 +52,15 @@ class Labels:
 
     def matrix(self, items: Sequence[Sequence[str]], ids: Sequence[str] | None = None) -> NDArray[np.float32]:
         """(items, C) of zeros and ones; a label that is not in the vocabulary is an error that names its item."""
-        rows = np.zeros((len(items), len(self.names)), dtype=np.float32)
         for row, item in enumerate(items):
             for name in item:
-                if name not in self._columns:
+                if name not in self._known:
                     whose = f"item {row}" if ids is None else f"'{ids[row]}'"
                     raise DataError(
                         f"the label '{name}' of {whose} was not seen in training: the model knows "
                         f"{_list(self.names)}; remove the label, or train on data that have it."
                     )
-                rows[row, self._columns[name]] = 1
-        return rows
+        return class_rows(items, self.names).astype(np.float32)
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         MODEL.write(folder / "labels.json", json.dumps(self.names, ensure_ascii=False, indent=1))

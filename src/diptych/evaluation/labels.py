@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.data.captions import first_of_each
 from diptych.errors import DataError, SettingsError, at_least
 from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import DIRECTIONS
@@ -105,10 +106,7 @@ def label_metrics(
 
 def first_occurrences(texts: Sequence[str]) -> NDArray[np.int64]:
     """The row of the first of each group of equal texts, in order: the distinct tag sets."""
-    first: dict[str, int] = {}
-    for row, text in enumerate(texts):
-        first.setdefault(text, row)
-    return np.fromiter(first.values(), dtype=np.int64, count=len(first))
+    return np.unique(first_of_each(texts))
 
 
 def micro_f1(predicted: Rows, labels: Rows, threshold: float) -> float:

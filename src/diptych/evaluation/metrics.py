@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.data.captions import first_of_each
 from diptych.data.duplicates import normal_text
 from diptych.errors import DataError, SettingsError
 from diptych.model.scores import Scores, Where, as_scores, checked_tile
@@ -319,8 +320,7 @@ MOST_PAIRS = 50_000_000  # largest number of image-text pairs that are right for
 
 def text_groups(texts: Sequence[str]) -> NDArray[np.int64]:
     """A number for each text, (M,): equal for texts that are equal but for case, punctuation and spacing."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(normal_text(text), len(numbers)) for text in texts], dtype=np.int64)
+    return first_of_each([normal_text(text) for text in texts])
 
 
 def right_pairs(

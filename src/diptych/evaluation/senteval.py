@@ -47,12 +47,11 @@ class Sentences:
 
 @dataclass(frozen=True)
 class SentenceSet:
-    """One data set and split, of one or several files. ``averaged``: one of the seven that papers average."""
+    """One data set and split, of one or several files."""
 
     name: str
     split: str
     files: Sequence[Sentences]
-    averaged: bool
 
     def __len__(self) -> int:
         return sum(len(file) for file in self.files)
@@ -99,7 +98,7 @@ def read_senteval(folder: str | Path) -> SentEval:
             _sub_file(name, place / lines, place / gold)
             for name, (lines, gold) in zip(names, files, strict=True)
         ]
-        sets.append(SentenceSet(year, "test", parts, averaged=True))
+        sets.append(SentenceSet(year, "test", parts))
     for name, split, file in (
         ("STS-B", "test", "STS/STSBenchmark/sts-test.csv"),
         ("STS-B", "dev", "STS/STSBenchmark/sts-dev.csv"),
@@ -109,7 +108,7 @@ def read_senteval(folder: str | Path) -> SentEval:
         path = root / file
         if path.is_file():
             rows = _table(path, 0, 7, (5, 6, 4)) if name == "STS-B" else _table(path, 1, 4, (1, 2, 3))
-            sets.append(SentenceSet(name, split, [_sentences(path.stem, path, rows)], split == "test"))
+            sets.append(SentenceSet(name, split, [_sentences(path.stem, path, rows)]))
         elif split == "test":
             missing.append(f"{name} {split} ({path.relative_to(root.parent)})")
     if not sets:

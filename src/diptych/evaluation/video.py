@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, first_of_each
 from diptych.evaluation.cards import Facts, made_by, split_names
-from diptych.evaluation.labels import first_occurrences
 from diptych.evaluation.metrics import (
     DIRECTIONS,
     KS,
@@ -45,10 +44,8 @@ class Deduplicated:
 
 def dedupe_captions(captions: Captions) -> Deduplicated:
     """Each different string once, with every video that lists it."""
-    rows = first_occurrences(captions.texts)
-    number = {captions.texts[row]: n for n, row in enumerate(rows.tolist())}
-    places = (number[text] for text in captions.texts)
-    pairs = dict.fromkeys(zip(captions.image_of.tolist(), places, strict=True))
+    rows, places = np.unique(first_of_each(captions.texts), return_inverse=True)
+    pairs = dict.fromkeys(zip(captions.image_of.tolist(), places.tolist(), strict=True))
     image_of, text_of = np.array(list(pairs), np.int64).reshape(-1, 2).T
     return Deduplicated(rows, image_of, text_of)
 
