@@ -25,11 +25,11 @@ from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, flat_index, ranges, read_ahead
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput, as_item
-from diptych.data.problems import content_keys
+from diptych.data.problems import content_keys, read_rows
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError, ImageError, reason_of
+from diptych.errors import DataError
 from diptych.progress import echo, track
 from diptych.storage import cache_folder
 from diptych.types import as_inputs
@@ -76,13 +76,12 @@ def compute_cells(
     size = batch_size or (CUDA_BATCH if device.type == "cuda" else CPU_BATCH)
     batches = ranges(start, len(store), size)
     chunk = Chunk()
-    ahead = read_ahead(batches, lambda batch: _open(store, batch, skip), workers=1)
-    for opened in track(ahead, label, len(batches), show_progress):
-        items = [item for item in opened.values() if not isinstance(item, str)]
+    ahead = read_ahead(batches, lambda batch: read_rows(batch, lambda row: as_item(store[row]), skip), 1)
+    for items, failed in track(ahead, label, len(batches), show_progress):
         if items:
-            chunk.cells.append(cells_now(backbone, image_input, items))
-        chunk.images += len(opened)
-        chunk.failures.update({row: item for row, item in opened.items() if isinstance(item, str)})
+            chunk.cells.append(cells_now(backbone, image_input, [*items.values()]))
+        chunk.images += len(items) + len(failed)
+        chunk.failures.update(failed)
         if chunk.full:
             yield chunk
             chunk = Chunk()
@@ -98,18 +97,6 @@ def cells_now(backbone: Backbone, image_input: ImageInput, pictures: Sequence[St
         raise DataError("these images are features already: extract from pictures.")
     found: Cells = backbone(pixels.to(next(backbone.parameters()).device)).float().cpu().numpy()
     return found
-
-
-def _open(store: ImageStore, rows: range, skip: bool) -> dict[int, StoredImage | str]:
-    opened: dict[int, StoredImage | str] = {}
-    for row in rows:
-        try:
-            opened[row] = as_item(store[row])
-        except (ImageError, OSError) as error:
-            if not skip:
-                raise
-            opened[row] = reason_of(error)
-    return opened
 
 
 TEXT_CHUNK = 2048  # texts between two writes

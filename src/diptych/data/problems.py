@@ -5,10 +5,10 @@ Every reader reports through a ``Problems`` sink, so ``diptych data check`` list
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from diptych.data.arrays import read_ahead
 from diptych.data.captions import Captions, ImageStore
@@ -16,6 +16,7 @@ from diptych.errors import DataError, ImageError, reason_of
 from diptych.progress import counted, echo, track
 from diptych.storage import MODEL, write_text
 
+T = TypeVar("T")
 Severity = Literal["error", "warning"]
 MOST_FILES = 3  # missing files an error names before it counts the rest
 
@@ -184,18 +185,25 @@ class LeftOut:
             MODEL.remove(folder / FILE)
 
 
-def content_keys(store: ImageStore, skip: bool = True) -> tuple[dict[int, str], dict[int, str]]:
-    """The content key of every image, and the reasons of those whose file cannot be read: an error unless ``skip``."""
-    keys: dict[int, str] = {}
+def read_rows(
+    rows: Iterable[int], read: Callable[[int], T], skip: bool = True
+) -> tuple[dict[int, T], dict[int, str]]:
+    """What ``read`` gives for each row, and the reasons of those that it cannot read: an error unless ``skip``."""
+    found: dict[int, T] = {}
     failed: dict[int, str] = {}
-    for row in range(len(store)):
+    for row in rows:
         try:
-            keys[row] = store.content_key(row)
+            found[row] = read(row)
         except (ImageError, OSError) as error:
             if not skip:
                 raise
             failed[row] = reason_of(error)
-    return keys, failed
+    return found, failed
+
+
+def content_keys(store: ImageStore, skip: bool = True) -> tuple[dict[int, str], dict[int, str]]:
+    """The content key of every image, and the reasons of those whose file cannot be read: an error unless ``skip``."""
+    return read_rows(range(len(store)), store.content_key, skip)
 
 
 def unopenable(store: ImageStore) -> dict[int, str]:
@@ -205,13 +213,7 @@ def unopenable(store: ImageStore) -> dict[int, str]:
 
 def undecodable(store: ImageStore, *, show_progress: bool = True) -> dict[int, str]:
     """The rows whose picture cannot be read, with the reason; every picture is opened once."""
-
-    def fault(row: int) -> tuple[int, str]:
-        try:
-            store[row]
-        except (ImageError, OSError) as error:
-            return row, reason_of(error)
-        return row, ""
-
-    tries = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
-    return {row: reason for row, reason in track(tries, "open pictures", len(store), show_progress) if reason}
+    threads = 1 if getattr(store, "sequential", False) else OPENERS
+    tries = read_ahead(range(len(store)), lambda row: read_rows([row], store.__getitem__)[1], threads)
+    every = track(tries, "open pictures", len(store), show_progress)
+    return {row: reason for failed in every for row, reason in failed.items()}
