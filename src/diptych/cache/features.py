@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from filelock import Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.cache.contents import OLD, Cells, PackedCells, cell_pack, content_name, in_words
+from diptych.cache.contents import OLD, Cells, cell_pack, content_name, in_words
 from diptych.cache.feature_pack import MISSING, FeaturePack
 from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, flat_index, ranges, read_ahead
@@ -195,29 +195,6 @@ def cached_image_features(
     places = pack.find(keys[row] for row in range(len(store)))
     pack.note_use(places)
     return CachedImages(pack, places, store)
-
-
-class PictureCache(PackedCells):
-    """Cells of pictures that a backbone makes in torch.
-
-    ``precision`` makes the context that they are computed in; features of another precision are others.
-    """
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        image_input: ImageInput,
-        folder: str | Path | None = None,
-        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
-        self.backbone, self.image_input, self.precision = backbone.eval(), image_input, precision
-        with precision():
-            pack = picture_pack(backbone, image_input, folder)
-        super().__init__(pack, self._cells)
-
-    def _cells(self, pictures: Sequence[StoredImage]) -> Cells:
-        with self.precision():
-            return cells_now(self.backbone, self.image_input, pictures)
 
 
 def _find_missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:

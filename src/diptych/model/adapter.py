@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from diptych.data.captions import StoredImage
 from diptych.devices import autocast
 from diptych.interaction.similarity import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
@@ -42,10 +43,18 @@ class TorchModel:
         frozen = self.retriever.image.encoder.frozen_backbone()
         if frozen is None:
             return None
-        from diptych.cache.features import PictureCache  # searches need none of it
+        from diptych.cache.contents import PackedCells  # searches need none of it
+        from diptych.cache.features import cells_now, picture_pack
 
+        backbone, images = frozen.eval(), self.retriever.image_input
         precision = partial(autocast, self.retriever.device, self.retriever.precision)
-        return PictureCache(frozen, self.retriever.image_input, folder, precision)
+
+        def cells(pictures: Sequence[StoredImage]) -> Rows:
+            with precision():
+                return cells_now(backbone, images, pictures)
+
+        with precision():  # features of another precision are others
+            return PackedCells(picture_pack(backbone, images, folder), cells)
 
 
 class TorchPairs:
