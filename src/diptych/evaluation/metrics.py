@@ -319,7 +319,7 @@ MOST_PAIRS = 50_000_000  # largest number of image-text pairs that are right for
 
 
 def text_groups(texts: Sequence[str]) -> NDArray[np.int64]:
-    """A number for each text, (M,): equal for texts that are equal but for case, punctuation and spacing."""
+    """For each text, (M,), the first that is equal to it but for case, punctuation and spacing."""
     return first_of_each([normal_text(text) for text in texts])
 
 
