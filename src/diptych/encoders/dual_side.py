@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from diptych.encoders.encoder import Backbone, Freezable, weights_fingerprint
+from diptych.encoders.encoder import Backbone, Encoder, weights_fingerprint
 from diptych.errors import SettingsError, at_least, import_extra
 from diptych.types import Features
 
@@ -61,7 +61,7 @@ def merged(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-class DualSide(Freezable):
+class DualSide(Encoder):
     """One side of a dual encoder: its network, and the projection to the joint space.
 
     The output is a set of vectors of ``dim`` numbers; its first element is the model's own pooled vector, which

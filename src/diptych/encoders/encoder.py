@@ -115,19 +115,10 @@ class Around(Encoder):
         return found
 
 
-class Freezable(Encoder):
-    """An encoder from pretrained weights, which are trained or frozen in evaluation mode."""
+class AroundNetwork(Encoder):
+    """An encoder whose pretrained weights are one submodule, trained or frozen in evaluation mode."""
 
     trainable: bool
-
-    def let_train(self, trainable: bool) -> None:
-        """Train the pretrained weights, or freeze them in evaluation mode."""
-        raise NotImplementedError
-
-
-class AroundNetwork(Freezable):
-    """A freezable encoder whose pretrained weights are one submodule."""
-
     network: str
     """Name of that submodule."""
 
