@@ -61,9 +61,8 @@ def _fit(picture: Image.Image) -> Image.Image:
 
     scale = PIXELS if is_kitty() else 1
     small = ImageOps.contain(picture.convert("RGB"), (COLUMNS * scale, 2 * ROWS * scale))
-    return (
-        small if all(small.size) else small.resize([max(1, side) for side in small.size])
-    )  # a line of pixels
+    # a line of pixels stays one
+    return small if all(small.size) else small.resize([max(1, side) for side in small.size])
 
 
 def _shorten(caption: str) -> str:

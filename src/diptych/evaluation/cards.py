@@ -12,9 +12,8 @@ from diptych.data.captions import Captions
 from diptych.data.corrections import Noise
 
 EQUAL = "own pairs, and images of an equal text"
-REPEATED_SHARE = (
-    0.5  # equal texts, in tied queries, that explain the ties: each of them ties, and so may its image
-)
+# equal texts, in tied queries, that explain the ties: each of them ties, and so may its image
+REPEATED_SHARE = 0.5
 TIED_SHARE = 0.01  # share of tied queries above which the scores hardly rank anything and the report warns
 
 

@@ -24,9 +24,8 @@ LEAST = 0.75  # share of the variance of queries that a difference has at least,
 POWER = 0.8  # probability with which a gain is to be seen
 MOST_IMAGES, MOST_SEEDS = 10**8, 200
 MANY = 200.0  # degrees of freedom from which on Student's t is nearly normal
-ENOUGH = (
-    3  # seeds of each side that are proposed at least; degrees of freedom that Satterthwaite's formula needs
-)
+# seeds of each side that are proposed at least; degrees of freedom that Satterthwaite's formula needs
+ENOUGH = 3
 
 
 @dataclass(frozen=True, slots=True)
