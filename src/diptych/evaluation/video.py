@@ -92,9 +92,8 @@ class VideoRetrieval:
             {
                 "tied queries": sum(placement.tied_queries for _, placement in ranks),
                 "score": scores.kind,
-                "model": model.fingerprint(),
-                "bootstrap": self.bootstrap,
                 **made_by(model),
+                "bootstrap": self.bootstrap,
             },
         )
         # a text that several videos list comes along with the first of them
