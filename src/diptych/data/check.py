@@ -91,13 +91,7 @@ class CheckReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report as a JSON value."""
-        return {
-            "path": self.path,
-            "format": self.format,
-            "ok": self.ok,
-            "splits": {name: vars(split) for name, split in self.splits.items()},
-            "problems": [asdict(problem) for problem in self.problems],
-        }
+        return {**asdict(self), "ok": self.ok}
 
 
 def check(

@@ -191,8 +191,7 @@ def hard_negatives(
 
 def trimmed(texts: Features) -> Features:
     """Texts (M, W, D) without the columns that none of them uses."""
-    longest = int(texts.mask.sum(dim=1).max()) if len(texts.mask) else 0
-    longest = max(longest, 1)
+    longest = max(1, int(texts.mask.sum(dim=1).max())) if len(texts.mask) else 1
     if bool(texts.mask[:, longest:].any()):  # padding in front or in between
         return texts
     return texts.map(lambda t: t[:, :longest])
