@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -152,11 +150,12 @@ class Fusion(PairScorer):
         n, m = len(images.mask), len(texts.mask)
         out = torch.empty(n, m, device=texts.values.device)
         order = texts.sizes.argsort(stable=True)  # texts of like length together: little padding
-        for rows in _chunks(n, max(1, PAIRS // max(1, m))):
+        height = max(1, PAIRS // max(1, m))
+        for top in range(0, n, height):
+            rows = slice(top, top + height)
             block = Features(images.values[rows], images.mask[rows])
             looks, count = self.look(block), len(block.mask)  # once, whatever the number of texts
-            for columns in _chunks(m, max(1, PAIRS // count)):
-                numbers = order[columns]
+            for numbers in torch.split(order, max(1, PAIRS // count)) if m else ():
                 some = trimmed(Features(texts.values[numbers], texts.mask[numbers]))
                 beside = Features(
                     some.values.expand(count, *some.values.shape), some.mask.expand(count, *some.mask.shape)
@@ -195,8 +194,3 @@ def trimmed(texts: Features) -> Features:
     if bool(texts.mask[:, longest:].any()):  # padding in front or in between
         return texts
     return texts.map(lambda t: t[:, :longest])
-
-
-def _chunks(total: int, size: int) -> Iterator[slice]:
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
