@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def cache_image_features(
     missing = _find_missing(pack, keys)
     if missing:
         if show_progress:
-            say_old_caches(folder)
+            say_old_caches(cache_folder(folder))
         lock = pack.work_lock(hash_of(keys.values()))
         with hold(lock.acquire, show_progress):
             pack.hold()
@@ -243,15 +244,11 @@ def hash_of(keys: Iterable[str]) -> str:
     return contents.hexdigest()
 
 
-_said: set[Path] = set()
-
-
-def say_old_caches(folder: str | Path | None = None) -> None:
+@cache
+def say_old_caches(place: Path) -> None:
     """Tell the user, once, that files of earlier versions are of no use."""
-    place = cache_folder(folder)
     files = list(place.glob(f"{OLD}*.npy"))
-    if files and place not in _said:
-        _said.add(place)
+    if files:
         size = in_words(sum(file.stat().st_size for file in files))
         echo(
             f"{place} holds {len(files)} feature file{'s' * (len(files) > 1)} of an earlier version ({size}), "
