@@ -850,6 +850,8 @@ COMMANDS = {
     "evaluate FOLDER": "FOLDER does not say what it was trained on: give --data.",
     "extract FOLDER/stills --frames --output_dir FOLDER/no":
         "FOLDER/stills does not exist: give the path of a data set, or 'emoji', the built-in one.",
+    "audit emoji --output_dir /dev/null/x":
+        "Invalid value for '--output_dir': /dev/null/x cannot be written: choose another folder.",
     "extract FOLDER --outptu_dir FOLDER": "there is no option --outptu_dir: did you mean --output_dir?",
     "serach x y": "there is no command 'serach': did you mean search?",
     "index a b c": "one collection is indexed at a time: leave out c.",

@@ -7,6 +7,8 @@ harmless. Both are decided by what lies in the data folder of the user:
 
     key          32 random bytes, readable by the user alone; copy it to trust what was made on another machine
     roots/HASH   the path of a folder whose pictures were indexed here
+
+Which folders they may write is asked here too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ _FILES = Entries(
     StorageError,
     "move it away; diptych makes a new one.",
 )
+
+
+def is_writable(folder: str | Path) -> bool:
+    """Whether a folder can be written, or made in the nearest one above that exists."""
+    place = Path(folder).expanduser().absolute()
+    nearest = next(part for part in (place, *place.parents) if os.path.exists(part))
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def data_folder() -> Path:

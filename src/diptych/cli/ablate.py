@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, option, settings_flags, together, user_flags
+from diptych.cli.flags import OUTPUT, Command, option, settings_flags, together, user_flags
 from diptych.names import unknown_name
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -95,7 +95,7 @@ _options = together(
     option("--vary", "SETTING=a,b,c: repeat every row with each value", multiple=True),
     option("--dry_run", "list what would be trained and measured, with an estimate", is_flag=True),
     option("--format", "form of the printed table; all are saved", "terminal", to="form", type=_FORMS),
-    option("--output_dir", "folder of the runs (default: runs/PAPER-TABLE)", type=PATH),
+    option("--output_dir", "folder of the runs (default: runs/PAPER-TABLE)", type=OUTPUT),
 )
 """Which rows, on which data, measured how, with which settings; what is written, and where."""
 

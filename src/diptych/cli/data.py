@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, switch, with_columns
+from diptych.cli.flags import OUTPUT, column_flags, columns_of, device_flags, option, switch, with_columns
 from diptych.progress import counted, echo
 from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
@@ -51,7 +51,7 @@ def formats() -> None:
 
 @click.command()
 @click.argument("path")
-@option("--output_dir", "folder to fill", required=True, type=PATH)
+@option("--output_dir", "folder to fill", required=True, type=OUTPUT)
 @option("--backbone", f"image backbone: {BACKBONES.choices}", "lite0")
 @option("--image_size", "pixels of the square input", 224)
 @option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, together, with_columns
+from diptych.cli.flags import (
+    OUTPUT,
+    PATH,
+    column_flags,
+    columns_of,
+    device_flags,
+    option,
+    together,
+    with_columns,
+)
 from diptych.progress import echo
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
@@ -170,7 +179,7 @@ def judge(scores: tuple[Path, ...], data: str, **options: Any) -> None:
 @option("--split", "split to audit (default: all, with leaks between them)")
 @option("--model", "a run or model folder whose vectors are used (default: frozen encoders)")
 @option("--image_size", "pixels of the square that Lite0 reads", 224)
-@option("--output_dir", "folder for audit.json, the page audit.html and suggested.csv", "audit", type=PATH)
+@option("--output_dir", "folder for audit.json, the page audit.html and suggested.csv", "audit", type=OUTPUT)
 @option("--device", "cuda, cuda:1, mps or cpu", "auto")
 @column_flags
 def audit(data: str, output_dir: Path, **options: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, RegistryGroup, backend_flags, model_of, option, together
+from diptych.cli.flags import OUTPUT, PATH, Command, RegistryGroup, backend_flags, model_of, option, together
 from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
 
@@ -31,7 +31,7 @@ def _add_checkpoint(name: str, help: str, *flags: Command) -> None:
         echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
 
     places = (
-        click.argument("checkpoint", type=PATH), click.argument("output_dir", metavar="MODEL", type=PATH)
+        click.argument("checkpoint", type=PATH), click.argument("output_dir", metavar="MODEL", type=OUTPUT)
     )  # fmt: skip
     import_.add_command(click.command(name, help=help)(together(*places, *flags)(run)))
 
@@ -125,7 +125,7 @@ export_faiss = _exporter(
 
 @click.command("runtime")
 @click.argument("model")
-@click.argument("output_dir", metavar="[FOLDER]", required=False, type=PATH)
+@click.argument("output_dir", metavar="[FOLDER]", required=False, type=OUTPUT)
 def export_runtime(model: str, output_dir: Path | None) -> None:
     """Write both encoders as ONNX, for searching without torch.
 
@@ -140,7 +140,7 @@ def export_runtime(model: str, output_dir: Path | None) -> None:
 
 @click.command("onnx")
 @click.argument("model")
-@click.argument("output_dir", metavar="FOLDER", type=PATH)
+@click.argument("output_dir", metavar="FOLDER", type=OUTPUT)
 def export_onnx(model: str, output_dir: Path) -> None:
     """Copy the ONNX encoders of a model's runtime for other programs. They are written first if there are none."""
     from diptych.model.runtime_export import copy_onnx

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+import os
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.errors import SettingsError
+from diptych.machine import is_writable
 from diptych.names import Registry
+from diptych.progress import printable
 from diptych.settings import TrainingSettings, literal_choices, plain_type
 
 if TYPE_CHECKING:
@@ -75,7 +78,18 @@ def together(*flags: Command) -> Command:
     return decorate
 
 
-PATH = click.Path(path_type=Path)
+class _Output(click.Path):
+    """A folder to write: one that cannot be written is refused before the work."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Its path."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not is_writable(path):
+            self.fail(f"{printable(str(path))} cannot be written: choose another folder.", param, ctx)
+        return path
+
+
+PATH, OUTPUT = click.Path(path_type=Path), _Output(path_type=Path)
 SEED = click.IntRange(0, 2**32 - 1)
 shard_flag = click.option(
     "--shard", "part", metavar="I/N", help="only part I of N of the shards, as in 2/8: one process of N"

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, column_flags, columns_of, option, settings_flags, user_flags, with_columns
+from diptych.cli.flags import (
+    OUTPUT,
+    PATH,
+    column_flags,
+    columns_of,
+    option,
+    settings_flags,
+    user_flags,
+    with_columns,
+)
 from diptych.names import import_plugins
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -42,7 +51,7 @@ def _train_command(recipe: Recipe) -> click.Command:
 
     @click.command(recipe.name, help=f"{recipe.title}.")
     @option("--data", "data set: a path in any known format, or 'emoji' (a resumed run knows its own)")
-    @option("--output_dir", "folder of the run", type=PATH)
+    @option("--output_dir", "folder of the run", type=OUTPUT)
     @option("--resume_from_checkpoint", "run to resume", type=PATH)
     @option("--no_runtime", "do not write the ONNX encoders for searching without torch", is_flag=True)
     @option("--preset", f"published settings, which other flags change: {known}")
@@ -105,7 +114,7 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
 
 
 @click.command()
-@option("--output_dir", "folder of the runs, the index and the report", "demo", type=PATH)
+@option("--output_dir", "folder of the runs, the index and the report", "demo", type=OUTPUT)
 def demo(output_dir: Path) -> None:
     """Train two models on emoji pictures, search them, write a report. A second run reuses what is there."""
     echo(f"demo: two models, an index and a report, in {output_dir}; loading the libraries", err=True)

@@ -15,6 +15,7 @@ from diptych.index.base import Index, preview_of
 from diptych.index.engines.opening import index_exists, open_index, without_password
 from diptych.index.models import Say, StoredVectors, check_probes, open_model, say_device, tell
 from diptych.index.protocol import Item, Kind
+from diptych.machine import is_writable
 from diptych.model.protocol import OpenedModel
 from diptych.progress import counted, printable
 from diptych.runtime.folder import REFUSED_HALF, worst_cosine
@@ -90,7 +91,7 @@ def open_place(
     place, name, ready = str(place), None if model is None else str(model), None
     if is_collection(place) if pictures is None else pictures:
         path, place = place, default_place(place, say) if index is None else str(index)
-        if index_exists(place) and not is_writable(place):
+        if "://" not in place and index_exists(place) and not is_writable(place):
             say(f"{place} cannot be written: it is searched as it is, without new pictures.")
         else:
             new, name = not index_exists(place), name or model_for(place)
@@ -272,14 +273,6 @@ def default_place(path: str, say: Say = tell) -> str:
         )
     say(f"{beside.parent} cannot be written: the index is {folder}.")
     return str(folder)
-
-
-def is_writable(place: str | Path) -> bool:
-    """Whether a folder can be written, or made in the nearest folder above that exists; a database always."""
-    if "://" in str(place):
-        return True
-    folder = Path(place).expanduser().absolute()
-    return os.access(next(part for part in (folder, *folder.parents) if part.exists()), os.W_OK)
 
 
 def is_collection(place: str) -> bool:
