@@ -159,16 +159,17 @@ def test_every_pooling_gives_torchs_vectors(pool: str, arguments: dict[str, Any]
     check_images(runtime, model, drawn_sets(6))
 
 
-def test_sets_beyond_what_the_model_accepts_are_refused_as_by_torch(tmp_path: Path) -> None:
-    model = small_model("GPO", generator=("IndexBiGRU", ("ranks", 20)))
+@pytest.mark.parametrize("ranks", [20, 150])
+def test_sets_beyond_what_the_model_accepts_are_refused_as_by_torch(ranks: int, tmp_path: Path) -> None:
+    model = small_model("GPO", generator=("IndexBiGRU", ("ranks", ranks)))
     runtime = written(model, tmp_path / "model")
-    assert runtime.facts.largest == {"image": 20, "text": 20}
-    check_images(runtime, model, drawn_sets(6, 20))
+    assert runtime.facts.largest == {"image": ranks, "text": ranks}
+    check_images(runtime, model, [*drawn_sets(6, ranks), np.ones((ranks, 6), np.float32)])
     for refused in (runtime, model):
-        with pytest.raises((DataError, SettingsError), match=r"2[01]"):
-            refused.encode_image(np.zeros((21, 6), np.float32))
-        with pytest.raises((DataError, SettingsError), match="20"):
-            refused.encode_text(" ".join(["cat"] * 30))
+        with pytest.raises((DataError, SettingsError), match=str(ranks)):
+            refused.encode_image(np.zeros((ranks + 1, 6), np.float32))
+        with pytest.raises((DataError, SettingsError), match=str(ranks)):
+            refused.encode_text(" ".join(["cat"] * (ranks + 10)))
 
 
 def test_longer_texts_are_cut_as_torch_cuts_them(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ from diptych.types import Features, Inputs, as_inputs
 
 OPSET = 18
 CLOSE = 1e-5  # largest difference of a number of a vector from torch's
-MANY = 130  # words of the longest text, and regions of the largest set, that are tried
+MANY = 130  # words of the longest text, and regions of the largest set, that are compared
+MOST = 1024  # tokens and regions up to which a model's limit is looked for
 WORDS = 12  # words of the vocabulary in each further probe
 Side = Literal["image", "text"]
 
@@ -235,14 +236,13 @@ def _largest_set(model: Retriever) -> int | None:
 def _largest_text(model: Retriever) -> int | None:
     """How many tokens a text may have, its input cuts longer ones; None: as many as that leaves."""
 
-    def run(count: int) -> object:
-        ids = as_inputs(model.text_input([" ".join(["a"] * MANY)]))
-        return model.text(Features(ids.values[:, :count], ids.mask[:, :count]))
+    ids = as_inputs(model.text_input([" ".join(["a"] * MOST)]))
+    return _largest(
+        lambda n: model.text(Features(ids.values[:, :n], ids.mask[:, :n])), min(MOST, ids.mask.shape[1])
+    )
 
-    return _largest(run)
 
-
-def _largest(run: Callable[[int], object]) -> int | None:
+def _largest(run: Callable[[int], object], most: int = MOST) -> int | None:
     def accepts(count: int) -> bool:
         try:
             run(count)
@@ -250,9 +250,9 @@ def _largest(run: Callable[[int], object]) -> int | None:
             return False
         return True
 
-    if accepts(MANY):
+    if accepts(most):
         return None
-    return 1 + bisect_left(range(2, MANY), True, key=lambda count: not accepts(count))
+    return 1 + bisect_left(range(2, most), True, key=lambda count: not accepts(count))
 
 
 def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> Iterator[OnnxPart]:
@@ -284,7 +284,7 @@ def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> 
 def _set_batches(dim: int, largest: int | None) -> list[tuple[Tensor, ...]]:
     """Sets of features: the recorded batch, then single sets and padded batches of other sizes."""
     generator = torch.Generator().manual_seed(0)
-    most = MANY if largest is None else largest
+    most = MANY if largest is None else largest  # the limit itself, where there is one
     found: list[tuple[Tensor, ...]] = []
     for sizes in ((6, 3, 5), (1,), (2,), (36,), (most,), (3, 4), (1, 17, 36, 2, 8), (most, 1)):
         kept = torch.tensor([min(size, most) for size in sizes])
