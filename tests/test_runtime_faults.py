@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from commands import refused
+from commands import diptych, refused
 from disks import fill, make_read_only, small_disk
 from dual_folders import siglip_folder
 from onnx import TensorProto, helper, numpy_helper
@@ -359,7 +359,33 @@ def test_the_file_of_another_program(home: Path) -> None:
 def test_an_operator_that_this_onnx_runtime_lacks(home: Path) -> None:
     foreign(home / FOLDER / IMAGE, "Telepathy", "org.future")
     settle(home)
-    assert "Telepathy" in refusal(home)
+    said = refusal(home)
+    assert "Telepathy" in said
+    assert "INVALID_GRAPH" not in said
+
+
+def test_an_operator_set_that_this_onnx_runtime_lacks(home: Path) -> None:
+    file = home / FOLDER / TEXT
+    found = onnx.load(str(file))
+    found.opset_import[0].version = 99
+    onnx.save(found, str(file))
+    settle(home)
+    said = refusal(home)
+    assert "99" in said
+    assert "onnxruntime_src" not in said
+
+
+def test_a_change_that_no_probe_shows(home: Path) -> None:
+    file = home / FOLDER / TEXT
+    file.write_bytes(file.read_bytes().replace(b"pytorch", b"pyTorch", 1))  # who made it
+    runtime = RuntimeModel.open(home, threads=1)
+    assert runtime.check() == []
+    with pytest.raises(RuntimeFault, match=r"text\.onnx"):
+        runtime.check_files()
+    said = diptych("model", "verify", home)
+    assert "text.onnx" in said.stderr
+    assert "by torch" in said.stdout
+    assert "text.onnx" in refused("model", "verify", home, "--backend", "onnx")
 
 
 @pytest.mark.parametrize(

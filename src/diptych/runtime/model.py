@@ -175,8 +175,13 @@ class RuntimeModel:
             batch_size=batch_size, show_progress=show_progress,
         )  # fmt: skip
 
-    def check_weights(self) -> None:
-        """Raise where the model's own files, if they are here, are not those that the runtime was written from."""
+    def check_files(self) -> None:
+        """Raise where a file is not as it was written, or the model's own files, if here, are not its origin."""
+        for name, facts in self.facts.files.items():
+            if file_facts(MODEL.path(self.folder, name)) != facts:
+                raise RuntimeFault(
+                    f"{self.folder / name} has changed since it was written: {advice(self.home)}."
+                )
         for name, facts in self.facts.model.items():
             file = MODEL.path(self.home, name)
             if file.is_file() and file_facts(file) != facts:

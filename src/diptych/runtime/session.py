@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -35,6 +36,10 @@ REFUSED = {
     ("model", 20): "training", ("model", 25): "functions", ("graph", 15): "sparse weights",
     ("tensor", 6): "texts", ("tensor", 13): "weights in another file", ("tensor", 14): "weights in another file",
 }  # fmt: skip
+NOISE = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .* failed:|.*Status Message: )?(.*, Error )?"
+    r"(/onnxruntime_src/\S+ .*?\) (\[with .*?\] )?)?"
+)
 TEXTS = (b"value_string", b"value_strings")  # attributes of a constant
 
 
@@ -171,5 +176,5 @@ class OnnxSession:
 
 
 def _reason(error: Exception) -> str:
-    """What ONNX Runtime says, without its name."""
-    return reason_of(error, 200).removeprefix("[ONNXRuntimeError] : ")
+    """What ONNX Runtime says, without its codes and the places in its own source."""
+    return NOISE.sub("", reason_of(error), count=1)[:200].rstrip(".")
