@@ -26,7 +26,7 @@ from diptych.data.text_inputs import CleanedInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
-from diptych.encoders.lite0 import Lite0
+from diptych.encoders.lite0 import FoldedConv, Lite0
 from diptych.errors import DataError, SettingsError
 from diptych.index.engines.opening import empty_index
 from diptych.index.protocol import Item
@@ -248,10 +248,34 @@ def test_files_that_differ_from_torch_are_not_kept(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "model" / FOLDER).exists()
 
 
+def test_small_cells_are_compared_by_their_own_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = picture_model()
+    head = model.image.encoder.frozen_backbone().head  # type: ignore[union-attr]
+    with torch.no_grad():
+        head.weight *= 1e-4
+    export = torch.onnx.export
+
+    def wrong(module: Any, *rest: Any, **options: Any) -> None:
+        with torch.no_grad():
+            head.weight *= 1.01
+            export(module, *rest, **options)
+            head.weight /= 1.01
+
+    monkeypatch.setattr(torch.onnx, "export", wrong)
+    with pytest.raises(SettingsError, match=r"backbone\.onnx"):
+        export_runtime(model, tmp_path / "model")
+
+
 def picture_model() -> Retriever:
     """A frozen Lite0 of small pictures, and a BiGRU."""
     torch.manual_seed(1)
     backbone, words = Lite0(pretrained=False, size=32), WordInput(build_vocabulary(WORDS, min_count=1))
+    with torch.no_grad():
+        for layer in backbone.modules():
+            if isinstance(
+                layer, FoldedConv
+            ):  # as drawn, a depthwise filter leaves next to nothing of a picture
+                layer.filters *= layer.groups**0.5
     image = Tower(Grid(backbone, 8), aggregators.GPO())
     text = Tower(BiGRU(words.vocabulary_size, 5, 8), aggregators.GPO())
     return Retriever(image, text, PixelInput(**backbone.pixel_format), words).eval()
