@@ -264,6 +264,20 @@ def test_embed_without_torch(model: Path, photos: Path, tmp_path: Path) -> None:
     assert len(found("search", tmp_path / "i", "a red dog", "--model", model)) == 10
 
 
+def test_encoders_are_copied_without_torch(model: Path, tmp_path: Path) -> None:
+    said = light("export", "onnx", model, tmp_path / "onnx").stdout
+    assert "text.onnx" in said
+    for file in (model / FOLDER).iterdir():
+        assert (tmp_path / "onnx" / file.name).read_bytes() == file.read_bytes()
+    damaged = shutil.copytree(model, tmp_path / "damaged")
+    file = damaged / FOLDER / TEXT
+    file.write_bytes(file.read_bytes().replace(b"pytorch", b"pyTorch", 1))
+    assert "text.onnx" in light("export", "onnx", damaged, tmp_path / "none", status=2).stderr
+    assert not (tmp_path / "none").exists()
+    diptych("export", "onnx", damaged, tmp_path / "again")  # torch writes it again
+    assert (tmp_path / "again" / TEXT).read_bytes() == (model / FOLDER / TEXT).read_bytes()
+
+
 def test_label_without_torch(world: World, tmp_path: Path) -> None:  # noqa: F811
     made = built("labelwise", world.captions("labelwise"), world)[0].retriever
     made.save_pretrained(tmp_path / "model")

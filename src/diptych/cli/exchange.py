@@ -143,7 +143,8 @@ def export_runtime(model: str, output_dir: Path | None) -> None:
 @click.argument("output_dir", metavar="FOLDER", type=OUTPUT)
 def export_onnx(model: str, output_dir: Path) -> None:
     """Copy the ONNX encoders of a model's runtime for other programs. They are written first if there are none."""
-    from diptych.model.runtime_export import copy_onnx
+    from diptych.index.models import whole_runtime
+    from diptych.runtime.folder import copy_runtime
 
-    for file in copy_onnx(model, output_dir):
+    for file in copy_runtime(whole_runtime(model), output_dir):
         echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")

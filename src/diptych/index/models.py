@@ -108,6 +108,25 @@ def _runtime_of(place: str | Path, fingerprint: str | None) -> Path | None:
     return find_runtime(place, fingerprint or known)
 
 
+def whole_runtime(place: str | Path) -> Path:
+    """The folder whose ``runtime/`` is a model's; torch writes it first where there is none, or one with a fault."""
+    home = _runtime_of(place, None)
+    if home is not None:
+        from diptych.runtime.model import RuntimeModel
+
+        try:
+            RuntimeModel.open(home).check_files()
+            return home
+        except RuntimeFault:
+            if not has_torch():
+                raise
+    elif not has_torch():
+        raise _no_runtime(place)
+    from diptych.model.runtime_export import place_runtime
+
+    return place_runtime(place, again=False)[0]
+
+
 def check_probes(model: OpenedModel, place: str | Path, say: Say = tell) -> None:
     """Compare what a model makes of the probes in its folder, before vectors of it are stored.
 

@@ -43,11 +43,10 @@ from diptych.runtime.folder import (
     drawn_pictures,
     drawn_sets,
     file_facts,
-    read_facts,
 )  # fmt: skip
 from diptych.runtime.model import READERS, RuntimeModel
 from diptych.runtime.session import OnnxSession
-from diptych.storage import MODEL, REFUSED, create_folder, replace_folder
+from diptych.storage import REFUSED, replace_folder
 from diptych.types import Features, Inputs, as_inputs
 
 OPSET = 18
@@ -158,24 +157,6 @@ def add_runtime(folder: Path) -> str:
     except Exception as error:  # the run is finished and saved: nothing of it may be lost here
         return f"no runtime was written ({type(error).__name__}: {error}): search with torch."
     return f"runtime for searching without torch: {home / FOLDER}"
-
-
-def copy_onnx(source: str | Path, folder: Path) -> list[Path]:
-    """Copy the runtime of a model into a new folder, for other programs; it is written first where there is none."""
-    home = best_folder(source)
-    try:
-        if is_dual_encoder(source):
-            raise RuntimeFault("its fingerprint is not known before it is loaded.")
-        read_facts(home)
-    except RuntimeFault:
-        home, _ = place_runtime(source)
-    try:
-        with create_folder(folder) as new:
-            for file in (home / FOLDER).iterdir():
-                MODEL.write(MODEL.path(new, file.name), MODEL.read(file))
-    except FileExistsError as error:
-        raise SettingsError(f"{folder} is already there: choose another folder.") from error
-    return sorted(folder.iterdir())
 
 
 def _refusal(reason: str) -> str:

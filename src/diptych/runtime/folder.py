@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from diptych.errors import RuntimeFault
-from diptych.storage import MODEL, RUNTIMES, cache_folder, new_file, parse_json, recover_folder
+from diptych.errors import RuntimeFault, SettingsError
+from diptych.storage import MODEL, RUNTIMES, cache_folder, create_folder, new_file, parse_json, recover_folder
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
 FOLDER, FACTS, PROBES = "runtime", "runtime.json", "probes.safetensors"
@@ -137,6 +137,17 @@ def read_facts(home: Path) -> RuntimeFacts:
     _check_sizes(home, folder, facts.files)
     _check_sizes(home, home, {name: value for name, value in facts.model.items() if (home / name).is_file()})
     return facts
+
+
+def copy_runtime(home: Path, folder: Path) -> list[Path]:
+    """Copy the files of ``runtime/`` into a new folder, for other programs."""
+    try:
+        with create_folder(folder) as new:
+            for file in (home / FOLDER).iterdir():
+                MODEL.write(MODEL.path(new, file.name), MODEL.read(file))
+    except FileExistsError as error:
+        raise SettingsError(f"{folder} is already there: choose another folder.") from error
+    return sorted(folder.iterdir())
 
 
 def advice(home: Path) -> str:
