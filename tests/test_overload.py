@@ -188,14 +188,44 @@ def test_silent_connections_shut_nobody_out(index: EmbeddedIndex, monkeypatch: p
             assert kept.get("/api/health").status_code == 200
 
 
-def test_a_client_that_does_not_listen_is_cut_off(
-    index: EmbeddedIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "DEAFNESS", 0.5)
+@pytest.fixture
+def large(index: EmbeddedIndex, tmp_path: Path) -> None:
+    """An item whose file is more than the buffers of a connection hold."""
     with (tmp_path / "pictures" / "large.png").open("wb") as file:
         file.write(b"\x89PNG\r\n\x1a\n")
         file.truncate(200_000_000)
     index.add([Item("large", path="large.png", text="large", collection=0)], np.eye(1, ColourModel.dim))
+
+
+@pytest.mark.usefixtures("large")
+def test_clients_that_read_slowly_shut_nobody_out(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few hundred held all the places of requests, for as long as they took a little now and then."""
+    monkeypatch.setattr(connections, "SLOW", 2)
+    monkeypatch.setattr(bodies, "REQUESTS", 4)
+    with running(create_app(index, ColourModel())) as url, ExitStack() as stack:
+        place = urlsplit(url)
+        slow = []
+        for _ in range(5):
+            slow.append(stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=5)))
+            slow[-1].sendall(b"GET /api/image?id=large HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert slow[-1].recv(12) == b"HTTP/1.1 200"
+            time.sleep(0.2)
+        assert httpx.get(f"{url}/api/search?text=red").status_code == 200
+        for sock in slow[:3]:  # the first to begin
+            total = 0
+            with suppress(ConnectionError):
+                while piece := sock.recv(1 << 20):
+                    total += len(piece)
+            assert total < 150_000_000
+
+
+@pytest.mark.usefixtures("large")
+def test_a_client_that_does_not_listen_is_cut_off(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "DEAFNESS", 0.5)
     with running(create_app(index, ColourModel())) as url:
         place = urlsplit(url)
         with socket.create_connection((place.hostname, place.port)) as sock:

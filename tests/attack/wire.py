@@ -72,6 +72,9 @@ ATTACKS: dict[str, tuple[bytes, bytes]] = {
     "100,000 parts": (b"", _body((FIELD + b"x\r\n") * 100_000)),
     "a part of 1,000,000 headers": (b"", _body(b"--b\r\n" + b"a:b\r\n" * 1_000_000)),
     "false boundaries": (b"", _body(FIELD + b"\r\n--" * 2_000_000)),
+    "a form in a slow charset": (
+        b"", _body(FIELD + b"xn--" + b"a" * 400_000 + b"\r\n--b--", "multipart/form-data; boundary=b; charset=idna")
+    ),
     "a form of 400,000 fields": (b"", _body(b"a&" * 400_000, "application/x-www-form-urlencoded")),
     "an address of 20,000 arguments": (
         b"", f"GET /api/search?{'a&' * 20_000}text=red HTTP/1.1\r\nHost: x\r\n{ALLOWED}\r\n".encode()

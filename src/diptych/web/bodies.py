@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ TURN = 5.0  # seconds a body waits for others
 PATIENCE = 60.0  # seconds in which a body must have come
 ARGUMENTS = 32  # of an address or a form, beside items and images
 FORM = 1_000_000  # bytes of a form that is not multipart: its parser takes a while for each
+CHARSET = b"utf-8"  # of a form; Python knows codecs that take hours for a megabyte
 
 
 class BodyLimit:
@@ -128,6 +130,10 @@ def form_route(limits: Limits) -> type[APIRoute]:
 
     class LargeForm(Request):
         def form(self, **given: Any) -> Any:
+            _, options = parse_options_header(self.headers.get("content-type", ""))
+            charset = options.get(b"charset", CHARSET).decode("latin-1")
+            if charset.lower() != CHARSET.decode():
+                raise HTTPException(400, f"the form is written in {charset[:40]!a}: send it in UTF-8.")
             return super().form(**{**given, **own})
 
     class FormRoute(APIRoute):

@@ -2,7 +2,7 @@
 
 uvicorn counts every open connection and refuses requests beyond a number: a few hundred clients that connect and stay
 silent shut everybody out. Here only requests are refused beyond a number; a silent connection is closed after a while,
-and at once when there are too many, the oldest first.
+and at once when there are too many, the oldest first. So is a connection whose client takes its answer slowly.
 
 The event loop that answers everybody also parses what clients send, at a cost per event, not per byte: one read of
 256 KB may hold 40,000 chunks. So each turn of the loop parses a few events of one connection, a body has a limit of
@@ -31,6 +31,7 @@ from diptych.web.replies import failure
 CONNECTIONS = 512  # open at once, silent ones included
 SILENCE = 15.0  # seconds in which the head of a request must have come
 DEAFNESS = 30.0  # seconds in which a client must take something of its answer
+SLOW = 256  # answers that their clients take slowly, at once
 DROPPING = 0.02  # seconds between two reads of what is dropped
 EVENTS = 64  # heads, chunks and ends that one turn of the event loop parses
 CHUNKS = 10_000  # small ones in one body
@@ -46,6 +47,7 @@ class PatientProtocol(H11Protocol):
     conn: _Parser
     flow: _Flow
     _queues: ClassVar[WeakKeyDictionary[ServerState, _Queue]] = WeakKeyDictionary()
+    _slow: ClassVar[WeakKeyDictionary[ServerState, dict[PatientProtocol, None]]] = WeakKeyDictionary()
 
     def connection_made(self, transport: Any) -> None:
         """Make room for a new connection."""
@@ -66,6 +68,7 @@ class PatientProtocol(H11Protocol):
         """Forget the clock, and what came and was not parsed."""
         self._wait(None)
         self.conn.forget()
+        self._slow_ones.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -114,19 +117,28 @@ class PatientProtocol(H11Protocol):
             self._drop()
             return
         super().on_response_complete()
+        self._slow_ones.pop(self, None)
         self._since = self.loop.time()
         if not self.transport.is_closing() and self.is_silent and self._waiting is None:
             self._wait(SILENCE)
 
     def pause_writing(self) -> None:
-        """The client takes nothing: for a while."""
+        """The client takes nothing: for a while. Of too many that take little, the one that began first has to go."""
         super().pause_writing()
         self._wait(DEAFNESS)
+        self._slow_ones[self] = None
+        if len(self._slow_ones) > SLOW:
+            next(iter(self._slow_ones)).transport.abort()
 
     def resume_writing(self) -> None:
         """It took something."""
         self._wait(DEAFNESS if self._drops else None)
         super().resume_writing()
+
+    @property
+    def _slow_ones(self) -> dict[PatientProtocol, None]:
+        """Connections whose clients had to be waited for in this answer, in the order of the first wait."""
+        return self._slow.setdefault(self.server_state, {})
 
     @property
     def is_silent(self) -> bool:

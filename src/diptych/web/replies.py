@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable
-from starlette.types import Receive, Scope, Send
+from starlette.responses import FileResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from diptych.errors import (
     AddressError,
@@ -153,25 +152,35 @@ class SentFile(FileResponse):
     """A file, or the part of it that a header ``Range`` asks for; a wrong one is refused like any other mistake."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        wanted = headers.get("range")
-        refusal = None if wanted is None or "if-range" in headers else self._refusal(wanted)
-        await (super().__call__ if refusal is None else refusal)(scope, receive, send)
-
-    def _refusal(self, wanted: str) -> JSONResponse | None:
-        size = os.stat(self.path).st_size
+        wanted = Headers(scope=scope).get("range", "")
         if wanted.count(",") >= RANGES:
-            return failure(416, f"the header asks for more than {RANGES} ranges: ask for fewer.")
-        try:
-            self._parse_range_header(wanted, size)
-        except MalformedRangeHeader:
-            return failure(400, f"the range {wanted[:60]!a} is not one: write it as bytes=0-99.")
-        except RangeNotSatisfiable:
-            sentence = f"the range {wanted[:60]!a} is outside the file, which has {size} bytes: ask for less."
-            answer = failure(416, sentence)
-            answer.headers["Content-Range"] = f"bytes */{size}"
-            return answer
-        return None
+            answer = failure(416, f"the header asks for more than {RANGES} ranges: ask for fewer.")
+            await answer(scope, receive, send)
+            return
+        refused = False
+
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal refused
+            if refused:
+                return  # the text of starlette's own refusal
+            refused = message["type"] == "http.response.start" and message["status"] in (400, 416)
+            if refused:
+                await _range_refusal(wanted, Headers(raw=message["headers"]))(scope, receive, send)
+            else:
+                await send(message)
+
+        await super().__call__(scope, receive, send_unless_refused)
+
+
+def _range_refusal(wanted: str, headers: Headers) -> JSONResponse:
+    place = headers.get("content-range")  # of a range behind the end: bytes */SIZE
+    if place is None:
+        return failure(400, f"the range {wanted[:60]!a} is not one: write it as bytes=0-99.")
+    size = place.rpartition("/")[2]
+    sentence = f"the range {wanted[:60]!a} is outside the file, which has {size} bytes: ask for less."
+    answer = failure(416, sentence)
+    answer.headers["Content-Range"] = place
+    return answer
 
 
 async def refuse(scope: Scope, send: Send, status: int, sentence: str) -> None:
