@@ -8,12 +8,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dual_folders import clip_folder
 from shard_data import embedded_tars
 from test_runtime import picture_model, written
 
 from diptych.cache.contents import contents
+from diptych.cache.feature_pack import FeaturePack
+from diptych.cache.rows import kept_rows
 from diptych.data.images import PixelInput
 from diptych.encoders.dual import load_dual
 from diptych.errors import CheckpointError, DataError
@@ -33,13 +36,25 @@ TOUCHING = {
     "load_file", "save_file", "from_file", "InferenceSession", "connect", "FileIO", "ZipFile", "TarFile", "ParquetFile",
     "ParquetWriter", "read_table", "memory_map", "renames", "link", "symlink", "mkfifo", "mknod", "chmod", "chown",
     "utime", "removedirs", "copy2", "savez", "savetxt", "loadtxt", "genfromtxt", "NamedTemporaryFile", "mkstemp",
-    "FileResponse", "system", "Popen", "open_memmap",
+    "FileResponse", "system", "Popen", "open_memmap", "tofile", "savez_compressed", "savemat", "loadmat",
+    "write_to_dataset", "read_metadata", "read_schema", "read_parquet", "read_csv", "to_csv", "to_parquet", "OSFile",
+    "GzipFile", "BZ2File", "LZMAFile", "open_code", "FileHandler", "TemporaryFile", "mkdtemp",
+    "extractall", "unpack_archive", "load_from_disk", "save_to_disk", "serialize_file", "FileLock",
+    "urlretrieve", "check_call", "run_path", "spec_from_file_location", "setxattr", "removexattr",
+    "lchown", "imread", "getlines",
 }  # fmt: skip
 ALSO_OF_TEXTS = {"replace", "remove", "copy", "move"}  # of ``os`` and ``shutil``, or of a path
-HANDED = {"open", "unlink", "rmtree", "truncate", "read_bytes", "read_text", "rename"}
-ALSO_OF_ARRAYS = {("np", "load"), ("np", "save"), ("torch", "load"), ("torch", "save")}
+OWNERS = {"os", "shutil"}
+HANDED = {"open", "unlink", "rmtree", "truncate", "read_bytes", "read_text", "rename", "touch"}
+ALSO_OF_ARRAYS = {
+    ("np", "load"), ("np", "save"), ("torch", "load"), ("torch", "save"), ("onnx", "load"), ("onnx", "save"),
+    ("h5py", "File"), ("subprocess", "run"), ("sqlite3", "Connection"), ("jit", "load"),
+}  # fmt: skip
 THROUGH = {"FILES", "HIDDEN", "MODEL", "CACHE", "_FILES", "names"}  # Entries
-NO_FILES = {"psycopg", "Searcher", "RuntimeModel", "graph", "engine", "_av", "_decoders", "files", "sources"}
+NO_FILES = {
+    ("psycopg", "connect"), ("graph", "rename"),
+    *((whose, "open") for whose in ("Searcher", "RuntimeModel", "engine", "_av", "_decoders", "files", "sources")),
+}  # fmt: skip
 """What has an ``open`` of its own, for bytes, for an index or for a picture of the user."""
 USERS = (
     "data/readers/", "data/decode/", "data/arrays.py", "data/concepts.py", "data/corrections.py", "data/files.py",
@@ -96,13 +111,14 @@ def touched(source: str) -> list[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.alias) and node.asname and node.name in TOUCHING | ALSO_OF_TEXTS:
             found.append((node.name, node.lineno))  # from os import open as anything
+        if isinstance(node, ast.ImportFrom) and node.module in OWNERS:  # and called by its bare name
+            found += [(one.name, node.lineno) for one in node.names if one.name in TOUCHING | ALSO_OF_TEXTS]
         if isinstance(node, ast.Name | ast.Attribute) and id(node) not in called:  # a function handed on
             name, whose = getattr(node, "attr", getattr(node, "id", "")), ast.unparse(node).rpartition(".")[0]
-            if (
-                isinstance(node.ctx, ast.Load)
-                and name in HANDED
-                and whose in ("", "os", "io", "shutil", "Path")
-            ):
+            handed = name in HANDED and whose in ("", "io", "Path")
+            handed |= name in TOUCHING | ALSO_OF_TEXTS and whose in OWNERS
+            handed |= name in HANDED - {"open"} and whose not in ("", *THROUGH)  # of a path
+            if isinstance(node.ctx, ast.Load) and handed:
                 found.append((name, node.lineno))
         if not isinstance(node, ast.Call):
             continue
@@ -117,7 +133,8 @@ def touched(source: str) -> list[tuple[str, int]]:
             found.append((name, node.lineno))
         elif (
             name in TOUCHING
-            and whose not in THROUGH | NO_FILES
+            and whose not in THROUGH
+            and (whose, name) not in NO_FILES
             and "(__file__)" not in ast.unparse(node.func)
         ):
             bare = owner is None and name in ("write_bytes", "write_text")  # those of storage.py
@@ -151,6 +168,10 @@ def test_nothing_goes_round_it() -> None:
         "mmap.mmap(os.open(path, 0), 0)", "io.open(path)", "tarfile.open(path)", "zipfile.ZipFile(path)",
         "torch.load(path)", "shutil.copy2(a, b)", "shutil.move(a, b)", "a.replace(target=b)", "os.symlink(a, b)",
         "op = open", "map(os.unlink, names)", "from os import unlink as gone", "a.chmod(0)", "FileResponse(a / b)",
+        "from os import replace", "from shutil import move", "partial(os.replace, a)", "stack.callback(os.remove, a)",
+        "executor.submit(shutil.copy, a, b)", "stack.callback(path.unlink)", "rows.tofile(a / b)", "engine.unlink(a)",
+        "np.savez_compressed(a, b=b)", "h5py.File(a / b)", "parquet.read_metadata(a / b)", "gzip.GzipFile(a / b)",
+        "tar.extractall(a)", "onnx.load(a / b)", "subprocess.run(['rm', a])", "FileLock(a / b)", "files.read_text(a)",
     ],
 )  # fmt: skip
 def test_the_search_would_notice(source: str) -> None:
@@ -294,3 +315,21 @@ def test_clearing_a_cache_with_a_link_removes_the_link_alone(tmp_path: Path) -> 
             entry.remove()
         assert not list(within.iterdir())
     assert (thesis / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("lock", "write"),
+    [
+        ("append.lock", lambda folder: FeaturePack(folder, "").append(["a"], np.ones((1, 3), np.float16))),
+        (".rows.npy.lock", lambda folder: kept_rows(folder / "rows.npy", "key", lambda done: ())),
+    ],
+)
+def test_a_lock_with_a_second_name_is_refused(
+    lock: str, write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Some versions of filelock empty the file they lock."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "thesis").write_bytes(b"years of work")
+    os.link(tmp_path / "thesis", tmp_path / "folder" / lock)
+    with pytest.raises(DataError, match="second name"):
+        write(tmp_path / "folder")

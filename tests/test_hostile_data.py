@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -19,12 +20,16 @@ from colours import ColourModel
 from commands import diptych
 from written import encoded, save_part, save_pictures
 
+from diptych import storage
+from diptych.cache.feature_pack import FeaturePack, _entries
 from diptych.data.arrays import ArrayStore
 from diptych.data.check import check
 from diptych.data.decode.opening import open_image
 from diptych.data.files import expand
 from diptych.data.formats import find, open_captions
+from diptych.data.labels import read_centres
 from diptych.errors import DataError, DiptychError, ImageError
+from diptych.evaluation.judgements import _SIDES, load_judgements
 from diptych.index.ingest.build import index_collection
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -246,3 +251,52 @@ def test_a_picture_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"a\.jpg"):
         open_image(tmp_path / "a.jpg")
     assert "a.jpg" in diptych("data", "check", tmp_path / "a.csv", status=1).stdout
+
+
+@pytest.mark.parametrize(
+    ("type", "shape"),
+    [("|V0", (10**9, 4)), ("|S0", (10**9, 4)), ("<f4", (1,) * 40), ("|b1", (True, 4)), ("<M8[s]", (2, 4))],
+)
+def test_arrays_that_take_no_bytes_or_hold_no_numbers(
+    type: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """An array of a billion empty texts is a file of a hundred bytes: centres of it took 11 s."""
+    file = tmp_path / "a.npy"
+    head = repr({"descr": type, "fortran_order": False, "shape": shape}).encode()
+    file.write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(100))
+    start = time.process_time()
+    for read in (ArrayStore, read_centres):
+        with pytest.raises(DataError, match=r"a\.npy"):
+            read(file)
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("number", ["Infinity", "1e999", "-Infinity"])
+def test_numbers_that_are_no_whole_numbers(number: str, tmp_path: Path) -> None:
+    """They were an OverflowError."""
+    for name in ("eccv_image_to_caption", "eccv_caption_to_image", *(f"original_{side}" for side in _SIDES)):
+        (tmp_path / f"{name}.json").write_text(f'{{"1": [{number}]}}')
+    with pytest.raises(DataError, match="original_image_to_caption"):
+        load_judgements("eccv", tmp_path)
+    FeaturePack(tmp_path / "pack").append(["a"], np.ones((1, 3), np.float16))
+    (tmp_path / "pack" / "pack.json").write_text(f'{{"format": 1, "shape": [{number}]}}')
+    with pytest.raises(DataError, match=r"pack\.json"):
+        FeaturePack(tmp_path / "pack")
+
+
+def test_what_is_read_of_json_fails_in_one_way() -> None:
+    """Around what takes values of JSON for numbers and lists, errors are caught by one list of them."""
+    package = Path(storage.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Try) and "parse_json" in "".join(map(ast.unparse, node.body)):
+                caught = [ast.unparse(one.type) for one in node.handlers if one.type is not None]
+                assert not any("TypeError" in one for one in caught), f"{path}:{node.lineno}: catch MISREAD"
+
+
+def test_rows_of_a_pack_that_no_file_has(tmp_path: Path) -> None:
+    FeaturePack(tmp_path).append(["a", "b"], np.ones((2, 3), np.float16))
+    (tmp_path / "index").write_bytes(_entries([b"x" * 16], [2**63 - 1], [0]).tobytes())
+    pack = FeaturePack(tmp_path)
+    pack.append(["c"], np.ones((1, 3), np.float16))
+    assert pack.find(["c"]).tolist() == [0]

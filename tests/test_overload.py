@@ -208,7 +208,9 @@ def test_clients_that_read_slowly_shut_nobody_out(
         place = urlsplit(url)
         slow = []
         for _ in range(5):
-            slow.append(stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=5)))
+            slow.append(
+                stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=5))
+            )
             slow[-1].sendall(b"GET /api/image?id=large HTTP/1.1\r\nHost: x\r\n\r\n")
             assert slow[-1].recv(12) == b"HTTP/1.1 200"
             time.sleep(0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -257,3 +258,66 @@ def test_local_features_are_plain_files(kind: str, end: str, strange: Path, tmp_
     with pytest.raises(DataError, match="plain file"):
         LocalFeatures(strange, "m", create=True)
     assert (tmp_path / "thesis").read_bytes() == b"years of work"
+
+
+def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:
+    """They were errors of SQLite."""
+    place = tmp_path / "i.index.features"
+    store = LocalFeatures(place, "m", create=True)
+    store.put([(f"image {n}", "1", np.ones((3, 50), np.float16)) for n in range(60)])
+    store.close()
+    whole, wrong = place.read_bytes(), 0
+    for start in range(100, len(whole), 997):
+        place.write_bytes(whole[:start] + b"\xff" * 60 + whole[start + 60 :])
+        try:
+            with closing(LocalFeatures(place, "m")) as opened:
+                assert len(opened.contents()) <= 60
+                opened.get((f"image {n}", "1") for n in range(60))
+                opened.put([("new", "1", np.ones((3, 50), np.float16))])
+        except IndexFault as fault:
+            assert place.name in str(fault)  # noqa: PT017
+            wrong += 1
+    assert wrong > 5
+
+
+def test_pages_in_circles_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 13 pages leads to the next one some twenty times: their rows were read for ever."""
+    monkeypatch.setattr("diptych.cache.local_features.STEPS_ALLOWED", 2_000_000)
+    place, size = tmp_path / "i.index.features", 512
+    with closing(sqlite3.connect(place)) as db:
+        db.execute(f"PRAGMA page_size = {size}")
+        db.execute("VACUUM")
+    LocalFeatures(place, "m", create=True).close()
+    with closing(sqlite3.connect(place)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        rows = [(f"{n:06d}",) for n in range(30_000)]
+        db.executemany("INSERT INTO features VALUES ('m', ?, '1', 1, x'0000')", rows)
+        db.commit()
+        (root,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'features'").fetchone()
+    data = bytearray(place.read_bytes())
+    kinds = {page: data[(page - 1) * size] for page in range(2, len(data) // size + 1)}
+    inner = [page for page, kind in kinds.items() if kind == 2 and page != root]
+    chain = [
+        root,
+        *inner[:12],
+        next(page for page, kind in kinds.items() if kind == 10),
+    ]  # the last is a leaf
+    for page, following in itertools.pairwise(chain):
+        at, pointer = (page - 1) * size, following.to_bytes(4, "big")
+        for cell in range(int.from_bytes(data[at + 3 : at + 5], "big")):
+            entry = at + int.from_bytes(data[at + 12 + 2 * cell : at + 14 + 2 * cell], "big")
+            data[entry : entry + 4] = pointer
+        data[at + 8 : at + 12] = pointer
+    place.write_bytes(data)
+    with closing(LocalFeatures(place, "m")) as store, pytest.raises(IndexFault, match="longer than its size"):
+        store.contents()
+
+
+def test_features_of_another_width_are_refused(model: Retriever, place: Path) -> None:
+    """They were an error of torch."""
+    forged(features_place(place), "UPDATE features SET data = x'00003c00', elements = 1")
+    with open_index(place) as index:
+        reranker = reranker_of(place, TorchModel(model))
+        searcher = Searcher(index, TorchModel(model), pair_scorer=reranker)
+        with pytest.raises(DataError, match="--local_features"):
+            searcher.search("a red dog", 6, rerank=6)

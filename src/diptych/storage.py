@@ -15,12 +15,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
 from safetensors import SafetensorError
 
 from diptych.errors import CheckpointError, DataError, DiptychError, StorageError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -33,6 +36,8 @@ REASONS = (
     (FAILING, "{0} cannot be written ({1}): check the disk and run again; what was saved is intact."),
 )
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
+MISREAD = (ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError)
+"""What taking a value of JSON for what it should be can raise: ``int(inf)`` is an ``OverflowError``."""
 NAME_WIDTH = 80  # characters of a refused name in a message
 RUNTIMES = "runtimes"  # in the cache folder: ONNX encoders of models whose own folder cannot hold them
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
@@ -275,6 +280,13 @@ class Entries:
         """Fill a plain file of a folder that nobody else reads yet; a text in UTF-8."""
         with os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+    def lock(self, path: Path, **options: Any) -> FileLock:
+        """The lock that a plain file stands for: some versions of filelock empty it."""
+        from filelock import FileLock
+
+        self.check_alone(self.check(path))
+        return FileLock(path, **options)
 
     def remove(self, path: Path) -> None:
         """Take a plain file away, where it is there."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import benchmark_files
 import bomb_files
+import cache_files
 import exchange_files
 import numpy as np
 import photo_files
@@ -522,6 +523,7 @@ __all__ = [
     "attacked",
     "benchmark_files",
     "bomb_files",
+    "cache_files",
     "exchange_files",
     "photo_files",
     "rivals",

@@ -27,16 +27,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from diptych.cache.rows import crc_at, put, stamp_of, to_half
-from diptych.data.arrays import ArrayStore
+from diptych.data.arrays import MOST_SIDES, ArrayStore
 from diptych.errors import DataError, StorageError
-from diptych.storage import Entries, parse_json, storing, write_bytes, write_text
+from diptych.storage import MISREAD, Entries, parse_json, storing, write_bytes, write_text
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 FORMAT = 1
 FILE_BYTES = 1 << 30  # largest file of rows: files are cleared, or checked after damage, one at a time
@@ -45,6 +47,7 @@ SLOTS = 64  # locks of those who compute the same pictures
 ENTRY = np.dtype([("key", "V16"), ("row", "<i8"), ("crc", "<u4"), ("check", "<u4")])
 CHECK = np.uint32(0x44495054)  # an entry of zeros is not valid
 MISSING = -1
+MOST_ROWS = 1 << 48  # of a pack
 FILES = Entries(
     re.compile(
         r"pack\.json|stamps\.json|index|rows-[0-9]{6,19}\.(f16|used)|(append|reading|work-[0-9]{2})\.lock"
@@ -137,7 +140,7 @@ class FeaturePack:
         with storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         slot = hashlib.sha256(name.encode()).digest()[0] % SLOTS
-        return FileLock(self._path(f"work-{slot:02d}.lock"))
+        return FILES.lock(self._path(f"work-{slot:02d}.lock"))
 
     def append(self, keys: Sequence[str], rows: NDArray[Any]) -> None:
         """Add the rows (n, …shape) of pictures; those that are there already are left as they are."""
@@ -288,9 +291,9 @@ class FeaturePack:
             found = parse_json(FILES.read(path))
             shape = tuple(int(side) for side in found["shape"])
             self.title = self.title or str(found.get("title", ""))
-            if found["format"] != FORMAT or not shape or min(shape) < 1:
+            if found["format"] != FORMAT or not 1 <= len(shape) <= MOST_SIDES or min(shape) < 1:
                 raise ValueError("another format")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *MISREAD) as error:
             raise DataError(f"{path} is damaged ({error}): remove the folder.") from error
         return shape
 
@@ -310,7 +313,7 @@ class FeaturePack:
 
     @cached_property
     def _appending(self) -> FileLock:
-        return FileLock(self._path("append.lock"))
+        return FILES.lock(self._path("append.lock"))
 
     def _open(self, number: int) -> ArrayStore:
         if number not in self._files:
@@ -342,7 +345,7 @@ def _entries(keys: list[bytes], rows: Iterable[int], crcs: list[int]) -> NDArray
 def _sound_entries(data: bytes) -> NDArray[Any]:
     """The whole entries of some bytes whose checksum is right."""
     entries = np.frombuffer(data, dtype=ENTRY, count=len(data) // ENTRY.itemsize)
-    return np.asarray(entries[entries["check"] == _checks_of(entries)])
+    return np.asarray(entries[(entries["check"] == _checks_of(entries)) & (entries["row"] < MOST_ROWS)])
 
 
 def _checks_of(entries: NDArray[Any]) -> NDArray[np.uint32]:

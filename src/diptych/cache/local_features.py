@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.errors import IndexFault, SettingsError
+from diptych.errors import IndexFault, SettingsError, StorageError
 from diptych.storage import CACHE, storing
 
 SUFFIX = ".features"  # behind the name of the index
@@ -18,6 +20,10 @@ _LAYOUT = """CREATE TABLE features (
   model text not null, id text not null, content text not null, elements integer not null, data blob not null,
   primary key (model, id)
 ) without rowid"""
+# steps of SQLite's machine between two looks, and those of one transaction at most, the latter for each byte:
+# pages that lead in circles would be read for ever
+STEPS, STEPS_ALLOWED, STEPS_PER_BYTE = 1_000_000, 20_000_000, 10
+DISK = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_BUSY", "SQLITE_LOCKED")
 _SCHEMA = [("table", "features", _LAYOUT)]
 
 
@@ -41,54 +47,78 @@ class LocalFeatures:
     def __init__(self, path: Path, model: str, *, create: bool = False) -> None:
         self.path, self.model = path, model
         self._lock = threading.Lock()  # one connection, any thread
+        for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
+            CACHE.check_alone(CACHE.check(path.with_name(path.name + end)))
         with storing(path):
-            for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
-                CACHE.check_alone(CACHE.check(path.with_name(path.name + end)))
             try:
                 self._database = sqlite3.connect(path, check_same_thread=False)
-                found = self._database.execute("select type, name, sql from sqlite_schema").fetchall()
-                found = [(kind, name, str(sql).rstrip()) for kind, name, sql in found]
-                if create and not found:
-                    self._database.execute("pragma journal_mode = wal")
-                    self._database.execute(_LAYOUT)
-                    self._database.commit()
-                elif found != _SCHEMA:  # a stranger's views and triggers would run
-                    raise self._strange("other tables")
             except sqlite3.DatabaseError as error:
                 raise self._strange(error) from error
+        try:
+            self._check_tables(create)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_tables(self, create: bool) -> None:
+        with self._asking() as db:
+            found = db.execute("select type, name, sql from sqlite_schema limit 9").fetchall()
+            found = [(kind, name, str(sql).rstrip()) for kind, name, sql in found]
+            if create and not found:
+                db.execute("pragma journal_mode = wal")
+                db.execute(_LAYOUT)
+            elif found != _SCHEMA:  # a stranger's views and triggers would run
+                raise self._strange("other tables")
 
     def _strange(self, reason: object) -> IndexFault:
         return IndexFault(
             f"{self.path} holds no local features ({reason}): remove it, and index with --local_features."
         )
 
+    @contextmanager
+    def _asking(self) -> Iterator[sqlite3.Connection]:
+        """The database, for one transaction; whatever is wrong with it is one sentence."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        turns, most = itertools.count(1), STEPS_ALLOWED + STEPS_PER_BYTE * size
+        with self._lock, storing(self.path):
+            self._database.set_progress_handler(lambda: next(turns) * STEPS > most, STEPS)
+            try:
+                with self._database:
+                    yield self._database
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+                name = getattr(error, "sqlite_errorname", "")
+                if name == "SQLITE_INTERRUPT":
+                    raise self._strange("reading it takes longer than its size explains") from error
+                if name.startswith(DISK):
+                    raise StorageError(
+                        f"{self.path} cannot be used ({error}): check the disk and run again; what was saved is intact."
+                    ) from error
+                raise self._strange(error) from error
+
     def contents(self) -> dict[str, str]:
         """The content that each image's features were computed from, by id."""
-        with self._lock:
-            return dict(
-                self._database.execute("select id, content from features where model = ?", (self.model,))
-            )
+        with self._asking() as db:
+            return dict(db.execute("select id, content from features where model = ?", (self.model,)))
 
     def put(self, found: Iterable[tuple[str, str, NDArray[np.float16]]]) -> None:
         """Write features of images, (id, content, elements (L, D)) each, in one transaction."""
         rows = [(self.model, id, content, len(local), local.tobytes()) for id, content, local in found]
-        with self._lock, storing(self.path), self._database:
-            self._database.executemany("insert or replace into features values (?, ?, ?, ?, ?)", rows)
+        with self._asking() as db:
+            db.executemany("insert or replace into features values (?, ?, ?, ?, ?)", rows)
 
     def remove(self, ids: Sequence[str]) -> None:
-        with self._lock, storing(self.path), self._database:
-            rows = [(self.model, id) for id in ids]
-            self._database.executemany("delete from features where model = ? and id = ?", rows)
+        with self._asking() as db:
+            db.executemany(
+                "delete from features where model = ? and id = ?", [(self.model, id) for id in ids]
+            )
 
     def get(self, contents: Iterable[tuple[str, str]]) -> dict[str, NDArray[np.float16]]:
         """The features, by id, of those images that have any for their present content; (id, content) each."""
         found: dict[str, NDArray[np.float16]] = {}
-        with self._lock:
+        query = "select elements, data from features where model = ? and id = ? and content = ?"
+        with self._asking() as db:
             for id, content in contents:
-                for elements, data in self._database.execute(
-                    "select elements, data from features where model = ? and id = ? and content = ?",
-                    (self.model, id, content),
-                ):
+                for elements, data in db.execute(query, (self.model, id, content)):
                     sound = type(elements) is int and elements > 0 and type(data) is bytes
                     if not sound or len(data) % (2 * elements) or not data:
                         raise self._strange(f"other values for {id!r:.80}")

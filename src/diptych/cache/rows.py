@@ -20,14 +20,16 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import DTypeLike, NDArray
 
 from diptych.errors import DataError, StorageError
 from diptych.storage import Entries, parse_json, storing, write_text
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows
@@ -57,18 +59,18 @@ class RowFile:
 
     def __init__(self, path: Path, key: Any, *, dtype: DTypeLike = "<f2", overwrite: bool = False) -> None:
         self.path, self.key, self.dtype, self.overwrite = path, key, np.dtype(dtype), overwrite
-        self.part, self.log, lock = (path.with_name(f".{path.name}.{end}") for end in ("part", "log", "lock"))
+        self.part, self.log = (path.with_name(f".{path.name}.{end}") for end in ("part", "log"))
         self.finished = False
         self._chunks: list[dict[str, Any]] = []  # their lines in the log
         self._changed = False  # in place, since the chunks were written
-        self._lock = FileLock(lock)
+        self._lock: FileLock | None = None
 
     def __enter__(self) -> RowFile:
         if self._untouched(self._read_log()):  # works without the lock, on a read-only disk too
             return self
         with storing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            HIDDEN.check(Path(self._lock.lock_file))
+            self._lock = HIDDEN.lock(self.path.with_name(f".{self.path.name}.lock"))
             self._lock.acquire()
             try:
                 self._open()
@@ -78,7 +80,8 @@ class RowFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def progress(self) -> RowProgress:
@@ -248,7 +251,7 @@ def _is_chunk(line: dict[str, Any]) -> bool:
     return (
         isinstance(shape, list)
         and isinstance(notes, dict)
-        and all(isinstance(count, int) and count >= 0 for count in (*counts, *shape))
+        and all(type(count) is int and count >= 0 for count in (*counts, *shape))
     )
 
 

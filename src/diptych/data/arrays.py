@@ -35,6 +35,7 @@ NO_ARRAY = (
     ValueError, TypeError, SyntaxError, TokenError, EOFError, OSError, RecursionError, MemoryError, KeyError,
     AttributeError, OverflowError, IndexError, struct.error,
 )  # fmt: skip
+MOST_SIDES = 32  # of an array
 KEY_BYTES = 16_384  # bytes of a row that enter its content key
 
 
@@ -287,10 +288,14 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         raise DataError(f"{path} does not exist: check the path.") from error
     except NO_ARRAY as error:
         raise DataError(f"{path} is not a numpy array file ({error}): write it with numpy.save.") from error
-    if any(not isinstance(side, int) or side < 0 for side in shape):
+    if any(type(side) is not int or side < 0 for side in shape):
         raise DataError(f"{path} claims the shape {shape}: write it again with numpy.save.")
     if dtype.hasobject:
         raise DataError(f"{path} holds pickled objects, not numbers: save it as a plain float array.")
+    if dtype.kind not in "fiub" or len(shape) > MOST_SIDES:  # an empty text takes no byte of the file
+        raise DataError(
+            f"{path} holds {dtype} in {len(shape)} dimensions, not rows of numbers: save it as float32."
+        )
     if by_columns and len(shape) > 1:
         raise DataError(f"{path} is in Fortran order: save it again after numpy.ascontiguousarray.")
     _check_size(path, shape, dtype, start)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diptych.data.arrays import read_array
 from diptych.data.captions import Captions
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
@@ -242,7 +243,7 @@ def read_centres(path: str | Path) -> Signs:
 
             values = torch.load(path, map_location="cpu", weights_only=True)
         else:
-            values = np.load(path) if start.startswith(b"\x93NUMPY") else read_pickle(path)
+            values = read_array(path) if start.startswith(b"\x93NUMPY") else read_pickle(path)
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path of the hash centres.") from error
     except Exception as error:  # torch's reader of weights raises many kinds, UnpicklingError among them

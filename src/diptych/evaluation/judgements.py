@@ -37,7 +37,7 @@ from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import KS
 from diptych.model.scores import Scores, checked_tile
 from diptych.registries import JUDGEMENTS
-from diptych.storage import parse_json
+from diptych.storage import MISREAD, parse_json
 
 FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the package's file names
 _SIDES = ("image_to_caption", "caption_to_image")
@@ -269,7 +269,7 @@ def _read(path: Path) -> dict[int, frozenset[int]]:
         return {int(query): frozenset(map(int, items)) for query, items in content.items()}
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: give a folder with the files of eccv-caption.") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except MISREAD as error:
         raise DataError(f'{path} is not {{"id": [ids]}} ({error}): install eccv-caption again.') from error
 
 

@@ -14,7 +14,7 @@ from diptych.data.corrections import Noise
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card, Facts, direction_words
 from diptych.evaluation.metrics import DIRECTIONS, KS
-from diptych.storage import parse_json, write_text
+from diptych.storage import MISREAD, parse_json, write_text
 
 FORMAT = 2  # version of the JSON file; version 1 had a single group, of retrieval
 
@@ -261,7 +261,7 @@ class Report:
             return Report(tuple(_group(group) for group in content["groups"]))
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}): give a saved report.") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MISREAD as error:
             raise DataError(f"{path} is not a saved report ({error}): evaluate again.") from error
 
 

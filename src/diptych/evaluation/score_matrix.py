@@ -19,7 +19,7 @@ from diptych.errors import DataError
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
-from diptych.storage import CACHE, parse_json, write_text
+from diptych.storage import CACHE, MISREAD, parse_json, write_text
 
 IMAGES, TEXTS = 512, 2048  # pairs computed at once
 BLOCK_BYTES = 64 << 20  # most bytes of scores between two writes
@@ -103,7 +103,7 @@ def _read_card(path: Path, logged: bool) -> tuple[dict[str, Any] | None, int, bo
     try:
         found = parse_json(CACHE.read(card))
         done, refined = int(found.pop("done")), bool(found.pop("refined"))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except MISREAD as error:
         raise DataError(f"{card} is damaged ({error}): remove it and {path.name}, and run again.") from error
     if done and not path.exists() and not logged:
         raise DataError(f"{card} is there, but {path.name} beside it is not: remove it, and run again.")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import diptych
 from diptych import notebook
 from diptych.errors import DataError, IndexFault, SettingsError
-from diptych.storage import parse_json
+from diptych.storage import MISREAD, parse_json
 
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = ("image", "text")
@@ -208,7 +208,7 @@ class Recall:
         try:
             found = parse_json(text or "")
             recall = Recall(**found) if isinstance(found, dict) else None
-        except (ValueError, TypeError):
+        except MISREAD:
             return None
         if recall is None or type(recall.width) is not int or not 1 <= recall.width <= MAX_WIDTH:
             return None

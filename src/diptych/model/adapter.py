@@ -12,6 +12,7 @@ import torch
 
 from diptych.data.captions import StoredImage
 from diptych.devices import autocast
+from diptych.errors import DataError
 from diptych.interaction.similarity import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
 from diptych.model.retriever import Retriever
@@ -68,6 +69,13 @@ class TorchPairs:
 
     def scores(self, images: Sequence[Local], texts: Sequence[str]) -> Rows:
         sets = [torch.from_numpy(np.array(local)) for local in images]
+        width = self.retriever.image.encoder.dim
+        odd = next((one.shape for one in sets if one.shape[1:] != (width,)), None)
+        if odd is not None:
+            raise DataError(
+                f"local features of {'×'.join(map(str, odd))} numbers are not of this model, whose have {width} each: "
+                "remove the file of local features, and index with --local_features."
+            )
         ends = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
         words = self.retriever.encode_text_features(texts)
         found = PairScores(

@@ -12,7 +12,7 @@ from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError, reason_of
 from diptych.parts import rebuild
 from diptych.runtime.folder import best_folder
-from diptych.storage import MODEL, parse_json
+from diptych.storage import MISREAD, MODEL, parse_json
 from diptych.weights import load_weights
 
 M = TypeVar("M", bound=nn.Module)
@@ -29,7 +29,7 @@ def load_folder(folder: Path, kind: type[M]) -> M:
     try:
         config = parse_json(MODEL.read(folder / "config.json"))
         found, tree = int(config["format"]), config["retriever"]
-    except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+    except (OSError, *MISREAD) as error:
         raise CheckpointError(
             f"{folder / 'config.json'} is damaged ({error}): copy the model again."
         ) from error

@@ -35,7 +35,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from diptych.errors import RuntimeFault, SettingsError
-from diptych.storage import MODEL, RUNTIMES, cache_folder, create_folder, new_file, parse_json, recover_folder
+from diptych.storage import (
+    MISREAD,
+    MODEL,
+    RUNTIMES,
+    cache_folder,
+    create_folder,
+    new_file,
+    parse_json,
+    recover_folder,
+)
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
 FOLDER, FACTS, PROBES = "runtime", "runtime.json", "probes.safetensors"
@@ -112,7 +121,7 @@ def has_pair_scorer(place: str | Path) -> bool:
     try:
         tree = parse_json(MODEL.read(best_folder(place) / "config.json"))["retriever"]
         return tree.get("scorer") is not None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *MISREAD):
         return False
 
 
@@ -132,7 +141,7 @@ def read_facts(home: Path) -> RuntimeFacts:
         raise RuntimeFault(
             f"{home} has no runtime: write it with diptych export runtime {home}, where torch is installed."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MISREAD) as error:
         raise RuntimeFault(f"{file} is damaged ({error}): {advice(home)}.") from error
     _check_sizes(home, folder, facts.files)
     _check_sizes(home, home, {name: value for name, value in facts.model.items() if (home / name).is_file()})
@@ -257,7 +266,7 @@ class Probes:
                 raise ValueError("items and vectors differ in number")
         except FileNotFoundError:
             raise RuntimeFault(f"{file} is missing: copy the whole model folder.") from None
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, *MISREAD) as error:
             raise RuntimeFault(f"{file} is damaged ({error}): copy the model folder again.") from error
         return found
 

@@ -12,7 +12,7 @@ from diptych.data.captions import holds_features
 from diptych.data.text import CachedTexts
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.prepared import Prepared
-from diptych.storage import MODEL, parse_json, write_text
+from diptych.storage import MISREAD, MODEL, parse_json, write_text
 from diptych.training.checkpoint import Progress
 from diptych.training.method import Method
 from diptych.training.ridge import Names, accumulate, choose
@@ -37,7 +37,7 @@ class Baseline:
             return Baseline(
                 None if content["rsum"] is None else float(content["rsum"]), str(content["reason"])
             )
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, *MISREAD):
             return None
 
     def save(self, folder: Path) -> None:

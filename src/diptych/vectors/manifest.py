@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError
-from diptych.storage import Entries, create_file, new_file, parse_json, sweep_files, write_text
+from diptych.storage import MISREAD, Entries, create_file, new_file, parse_json, sweep_files, write_text
 
 FORMAT, VERSION = "diptych-embeddings", 1
 MANIFEST = "manifest.json"
@@ -134,7 +134,7 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): check that you may read it.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except MISREAD as error:
         raise DataError(
             f"{file} is not a manifest of vectors ({error}): copy it again, or embed into another folder."
         ) from error
@@ -195,7 +195,7 @@ def read_receipt(folder: Path, name: str) -> Receipt | None:
     """The receipt of a shard; None when it is not whole yet, or a damaged one, whose shard is written again."""
     try:
         return _receipt(parse_json(FILES.read(FILES.path(_shards(folder), f"{name}.json"))))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *MISREAD):
         return None
 
 

@@ -259,9 +259,8 @@ def _check_locks(path: Path) -> None:
 def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
     FILES.check_alone(path / FILE)
-    FILES.check(path / LOCK)
     # an index may be closed by another thread than opened it
-    lock = FileLock(path / LOCK, thread_local=False)
+    lock = FILES.lock(path / LOCK, thread_local=False)
     with storing(path):
         try:
             _check_locks(path / LOCK)
