@@ -19,8 +19,9 @@ import pytest
 from commands import diptych, process, refused, training
 from small import WORDS, pictures, precomputed
 
+from diptych import storage
 from diptych.data.formats import open_captions
-from diptych.errors import SettingsError
+from diptych.errors import DataError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 from diptych.training.log import read_log
@@ -380,3 +381,28 @@ def test_a_model_that_cannot_read_the_pictures_leaves_no_index(run: Path, tmp_pa
     pictures(tmp_path / "photos", 3)
     assert "16 numbers" in refused("index", run, tmp_path / "photos")
     assert not (tmp_path / "photos.index").exists()  # it would be in the way of a model that can
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("search", "~nobody/photos", "dog"), ("index", "info", "~nobody/i.index"),
+        ("model", "info", "~nobody/x"), ("audit", "~nobody/x"), ("evaluate", "~nobody/run", "--data", "~nobody/x"),
+    ],
+)  # fmt: skip
+def test_the_home_folder_of_nobody(command: tuple[str, ...]) -> None:
+    """It was a RuntimeError of Python."""
+    assert "~nobody" in refused(*(part.replace("nobody", "nobodyhere") for part in command))
+
+
+def test_a_corpus_in_the_home_folder_of_nobody(tmp_path: Path) -> None:
+    corpus = {"name": "a", "path": "~nobodyhere/{0..1}.tar", "weight": 1}
+    (tmp_path / "corpora.json").write_text(json.dumps({"corpora": [corpus]}))
+    with pytest.raises(DataError, match="~nobodyhere"):
+        open_captions(tmp_path / "corpora.json")
+
+
+def test_home_folders_are_found_in_one_place() -> None:
+    package = Path(storage.__file__).parent
+    found = [path for path in package.rglob("*.py") if "expanduser" in path.read_text("utf-8")]
+    assert found == [Path(storage.__file__)]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from diptych import storage
 from diptych.errors import DiptychError, StorageError
-from diptych.storage import Entries, create_file
+from diptych.storage import Entries, create_file, expanded
 
 KEY, ROOTS = "key", "roots"
 KEY_BYTES = 32
@@ -34,7 +34,7 @@ _FILES = Entries(
 
 def is_writable(folder: str | Path) -> bool:
     """Whether a folder can be written, or made in the nearest one above that exists."""
-    place = Path(folder).expanduser().absolute()
+    place = storage.expanded(folder).absolute()
     nearest = next(part for part in (place, *place.parents) if os.path.exists(part))
     return nearest.is_dir() and os.access(nearest, os.W_OK)
 
@@ -44,7 +44,7 @@ def data_folder() -> Path:
 
     ``XDG_DATA_HOME`` takes the place of ``~/.local/share`` where it is set.
     """
-    return Path(os.environ.get("DIPTYCH_HOME") or storage.data_folder()).expanduser()
+    return expanded(os.environ.get("DIPTYCH_HOME") or storage.data_folder())
 
 
 def own_key(make: bool = False) -> bytes | None:

@@ -11,19 +11,16 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from safetensors import SafetensorError
 
 from diptych.errors import CheckpointError, DataError, DiptychError, StorageError
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -36,26 +33,29 @@ REASONS = (
     (FAILING, "{0} cannot be written ({1}): check the disk and run again; what was saved is intact."),
 )
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
-MISREAD = (ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError)
-"""What taking a value of JSON for what it should be can raise: ``int(inf)`` is an ``OverflowError``."""
+# what taking a value of JSON for what it should be can raise; the last is that of int(inf)
+MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 NAME_WIDTH = 80  # characters of a refused name in a message
 RUNTIMES = "runtimes"  # in the cache folder: ONNX encoders of models whose own folder cannot hold them
+_REMOVE_FOLDER = partial(shutil.rmtree, ignore_errors=True)
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 
-def cache_folder(folder: str | Path | None = None) -> Path:
-    """Where what can be computed again is kept: ``folder``, else ``DIPTYCH_CACHE``, else ``~/.cache/diptych``.
+def expanded(path: str | Path) -> Path:
+    """A path whose ``~`` stands for a home folder; one of nobody's stays as it is, and is not found."""
+    return Path(os.path.expanduser(path))
 
-    ``XDG_CACHE_HOME`` takes the place of ``~/.cache`` where it is set.
-    """
+
+def cache_folder(folder: str | Path | None = None) -> Path:
+    """Where what can be computed again is kept: ``folder``, else ``DIPTYCH_CACHE``, else below the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(folder or os.environ.get("DIPTYCH_CACHE") or f"{home}/diptych").expanduser()
+    return expanded(folder or os.environ.get("DIPTYCH_CACHE") or f"{home}/diptych")
 
 
 def data_folder() -> Path:
     """Where an index is kept that cannot lie beside its pictures: below ``XDG_DATA_HOME``, or ``~/.local/share``."""
     home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(home).expanduser() / "diptych"
+    return expanded(home) / "diptych"
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
         try:
-            with _new_folder(target) as new:
+            with _new_entry(target, Path.mkdir, _REMOVE_FOLDER) as new:
                 yield new
                 _sync_all(new)
                 with _lock(target.parent):
@@ -95,7 +95,7 @@ def create_folder(target: Path) -> Iterator[Path]:
     with storing(target, but=FileExistsError):
         target = target.resolve()  # a link to an empty folder stays one
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _new_folder(target) as new:
+        with _new_entry(target, Path.mkdir, _REMOVE_FOLDER) as new:
             yield new
             _sync_all(new)
             try:
@@ -114,10 +114,6 @@ def recover_folder(target: Path) -> None:
         with _lock(target.parent):  # not the one that is being replaced this moment
             if old.exists() and not target.exists():
                 old.rename(target)
-
-
-def _new_folder(target: Path) -> AbstractContextManager[Path]:
-    return _new_entry(target, Path.mkdir, partial(shutil.rmtree, ignore_errors=True))
 
 
 @contextmanager
@@ -226,13 +222,15 @@ class Entries:
             raise self._not_plain(path)
         return path
 
-    def check_alone(self, path: Path) -> None:
-        """Raise when a file that is to be changed has a second name: what that is would change with it."""
+    def check_alone(self, path: Path) -> Path:
+        """The path of a plain file to be changed; one with a second name is refused: what that is would change, too."""
+        path = self.check(path)
         with suppress(FileNotFoundError):
             if path.lstat().st_nlink > 1:
                 raise self.fault(
-                    f"{path} has a second name (a hard link), whose file would change, too: {self.remedy}"
+                    f"{path} has a second name (a hard link) and would change there: {self.remedy}"
                 )
+        return path
 
     def check_below(self, folder: Path, *, entry: bool = False) -> None:
         """Raise when anything below a folder, itself an ``entry`` or not, is neither a plain file nor a folder."""
@@ -249,9 +247,7 @@ class Entries:
 
         Where the system cannot do that, what is there is checked just before it is opened.
         """
-        path = self.check(path)
-        if flags & (os.O_WRONLY | os.O_RDWR):
-            self.check_alone(path)
+        path = self.check_alone(path) if flags & (os.O_WRONLY | os.O_RDWR) else self.check(path)
         flags |= getattr(os, "O_BINARY", 0)
         try:
             if os.open not in os.supports_dir_fd or not hasattr(os, "O_NOFOLLOW"):
@@ -280,13 +276,6 @@ class Entries:
         """Fill a plain file of a folder that nobody else reads yet; a text in UTF-8."""
         with os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
-
-    def lock(self, path: Path, **options: Any) -> FileLock:
-        """The lock that a plain file stands for: some versions of filelock empty it."""
-        from filelock import FileLock
-
-        self.check_alone(self.check(path))
-        return FileLock(path, **options)
 
     def remove(self, path: Path) -> None:
         """Take a plain file away, where it is there."""
@@ -412,8 +401,7 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
 
 def _sentence(target: Path, number: int) -> str | None:
     """What is said of a failed write; {} stands for the file, what the system says, and how to choose another."""
-    cached = target.is_relative_to(cache_folder())
-    remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if cached else "choose"
+    remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if target.is_relative_to(cache_folder()) else "choose"
     found = next((said for numbers, said in REASONS if number in numbers), None)
     return found and found.format(target, os.strerror(number), remedy)
 

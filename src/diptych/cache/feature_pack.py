@@ -27,18 +27,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from diptych.cache.rows import crc_at, put, stamp_of, to_half
 from diptych.data.arrays import MOST_SIDES, ArrayStore
 from diptych.errors import DataError, StorageError
 from diptych.storage import MISREAD, Entries, parse_json, storing, write_bytes, write_text
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 FORMAT = 1
 FILE_BYTES = 1 << 30  # largest file of rows: files are cleared, or checked after damage, one at a time
@@ -140,7 +138,7 @@ class FeaturePack:
         with storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         slot = hashlib.sha256(name.encode()).digest()[0] % SLOTS
-        return FILES.lock(self._path(f"work-{slot:02d}.lock"))
+        return FileLock(FILES.check_alone(self._path(f"work-{slot:02d}.lock")))
 
     def append(self, keys: Sequence[str], rows: NDArray[Any]) -> None:
         """Add the rows (n, …shape) of pictures; those that are there already are left as they are."""
@@ -313,7 +311,7 @@ class FeaturePack:
 
     @cached_property
     def _appending(self) -> FileLock:
-        return FILES.lock(self._path("append.lock"))
+        return FileLock(FILES.check_alone(self._path("append.lock")))
 
     def _open(self, number: int) -> ArrayStore:
         if number not in self._files:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError, StorageError
-from diptych.storage import CACHE, storing
+from diptych.storage import CACHE, expanded, storing
 
 SUFFIX = ".features"  # behind the name of the index
 _LAYOUT = """CREATE TABLE features (
@@ -34,7 +34,7 @@ def features_place(index: str | Path) -> Path:
             "local features lie in a file beside an index folder, and this index is in a database: leave out "
             "--local_features, and re-ranking computes them again for every query."
         )
-    place = Path(index).expanduser()
+    place = expanded(index)
     return place.with_name(place.name + SUFFIX)
 
 
@@ -48,7 +48,7 @@ class LocalFeatures:
         self.path, self.model = path, model
         self._lock = threading.Lock()  # one connection, any thread
         for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
-            CACHE.check_alone(CACHE.check(path.with_name(path.name + end)))
+            CACHE.check_alone(path.with_name(path.name + end))
         with storing(path):
             try:
                 self._database = sqlite3.connect(path, check_same_thread=False)

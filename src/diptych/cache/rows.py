@@ -20,16 +20,14 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import DTypeLike, NDArray
 
 from diptych.errors import DataError, StorageError
 from diptych.storage import Entries, parse_json, storing, write_text
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows
@@ -70,7 +68,7 @@ class RowFile:
             return self
         with storing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = HIDDEN.lock(self.path.with_name(f".{self.path.name}.lock"))
+            self._lock = FileLock(HIDDEN.check_alone(self.path.with_name(f".{self.path.name}.lock")))
             self._lock.acquire()
             try:
                 self._open()

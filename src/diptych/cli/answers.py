@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych.progress import echo, printable
+from diptych.storage import expanded
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -121,7 +122,7 @@ def link_to(file: str, page: Path) -> str:
     """The address of a file for a page: relative where both lie below one folder, so that they can move together."""
     from urllib.parse import quote
 
-    start = page.expanduser().resolve().parent
+    start = expanded(page).resolve().parent
     try:
         return quote(os.path.relpath(file, start).replace(os.sep, "/"))
     except ValueError:  # another drive
@@ -144,7 +145,7 @@ def path_of(index: Index, item: Item) -> str:
 
 def id_of(index: Index, named: str) -> str:
     """The id of an item, also where the path of its picture is given, as the answers show it."""
-    file = Path(named).expanduser()
+    file = expanded(named)
     if index.get([named])[0] is None and file.is_file():
         from diptych.index.ingest.collection_files import collection_id
 

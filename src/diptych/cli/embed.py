@@ -23,6 +23,7 @@ from diptych.cli.flags import (
 from diptych.errors import DataError
 from diptych.progress import counted, echo
 from diptych.runs import plan as planning
+from diptych.storage import expanded
 
 if TYPE_CHECKING:
     from diptych.vectors.embed import EmbedResult
@@ -71,7 +72,7 @@ def embed(
     from diptych.vectors.on_ray import connected
 
     share = embedding.parse_part(part) if part else (1, 1)
-    out = out.expanduser().resolve()
+    out = expanded(out).resolve()
     sources = open_sources(data, rows)
     how = backend_options(options)
     retriever = model_of(model, {**how, **({"device": "cpu"} if address else {})})

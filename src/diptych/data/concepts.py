@@ -22,6 +22,7 @@ from diptych.data.files import read_json
 from diptych.data.problems import STOP
 from diptych.data.vocabulary import tokenize
 from diptych.errors import DataError, SettingsError, at_least, import_extra
+from diptych.storage import expanded
 
 CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags
 SHARES = (0.7, 0.2, 0.1)  # CVSE's released lists are 210 : 60 : 30 in this order
@@ -212,7 +213,7 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
     if str(source) == PACKAGE:
         vectors = _from_package(spellings)
     else:
-        path = Path(source).expanduser()
+        path = expanded(source)
         vectors = _from_binary(path, spellings) if path.suffix == ".bin" else _from_text(path, spellings)
     width = next((len(vector) for vector in vectors.values()), None)
     if width is None:

@@ -28,6 +28,7 @@ from diptych.data.captions import Captions
 from diptych.data.problems import LeftOut, unopenable
 from diptych.errors import DataError, SettingsError
 from diptych.progress import counted
+from diptych.storage import expanded
 
 COLUMNS = ("image_id", "text_id", "verdict", "by", "data")
 _RATIO = re.compile(r"(\d*\.?\d+):(text|image)")
@@ -47,7 +48,7 @@ class Correction:
 
 def read_corrections(path: str | Path) -> list[Correction]:
     """The corrections of a file, each pair once."""
-    place = Path(str(path)).expanduser()
+    place = expanded(str(path))
     try:
         with place.open(encoding="utf-8-sig", errors="surrogatepass", newline="") as file:
             table = csv.DictReader(file)
@@ -92,7 +93,7 @@ def data_hash(captions: Captions) -> str:
 
 def file_hash(path: str | Path) -> str:
     """The hash of a file of corrections, for a card."""
-    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(expanded(path).read_bytes()).hexdigest()[:16]
 
 
 def check_ids(corrections: Iterable[Correction], captions: Captions, path: str | Path) -> dict[str, int]:
@@ -201,7 +202,7 @@ def add_noise(captions: Captions, noise: str) -> tuple[Captions, Noise]:
 
 def _noisy(captions: Captions, noise: str) -> tuple[NDArray[np.int64], str, tuple[float, str] | None]:
     """The image of each text, a hash of where it is from, and the ratio and unit where it was drawn."""
-    match, path = _RATIO.fullmatch(noise), Path(noise).expanduser()
+    match, path = _RATIO.fullmatch(noise), expanded(noise)
     if match is None and path.suffix != ".npy":
         raise SettingsError(
             f"--noise is '{noise}': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."

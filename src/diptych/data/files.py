@@ -19,7 +19,7 @@ from diptych.data.decode.opening import open_image
 from diptych.data.problems import Problems
 from diptych.errors import DataError, ImageError
 from diptych.progress import counted
-from diptych.storage import parse_json
+from diptych.storage import expanded, parse_json
 
 IMAGE_FOLDERS = (
     ".",
@@ -189,7 +189,7 @@ def json_files(path: Path, is_one: Callable[[Path], bool], pattern: str = "*.jso
 def image_root(names: Sequence[str], beside: Path, given: str | Path | None) -> Path:
     """The folder image names are relative to: ``given``, or the first usual place that holds one."""
     if given is not None:
-        return Path(given).expanduser()
+        return expanded(given)
     places = [base / folder for base in (beside, beside.parent) for folder in IMAGE_FOLDERS]
     for name in (*names[:5], *names[-5:]):  # a few, in case the first is the one that is missing
         for place in places:

@@ -19,6 +19,7 @@ from diptych.data.problems import Problems
 from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.names import call, first_line, import_plugins
 from diptych.registries import READERS
+from diptych.storage import expanded
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
 
 def as_path(path: str | Path) -> Path:
     """The path with ``~`` for the home folder resolved."""
-    return Path(path).expanduser()
+    return expanded(path)
 
 
 def _hint(place: Path) -> str:

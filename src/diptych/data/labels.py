@@ -20,7 +20,7 @@ from diptych.data.files import read_json
 from diptych.data.problems import STOP, Problems
 from diptych.errors import DataError, SettingsError, at_least, one_of, reason_of
 from diptych.parts import part
-from diptych.storage import MODEL, parse_json
+from diptych.storage import MODEL, expanded, parse_json
 
 COLUMN = "labels"  # the column of a manifest that holds the labels of an image
 SEPARATORS = ";|"  # between the labels of one cell
@@ -296,7 +296,7 @@ _NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
 
 def with_instances(captions: Captions, place: str | Path, problems: Problems = STOP) -> Captions:
     """The same data with the column ``labels``: the names of the categories, each once; none where COCO marks none."""
-    names_of = read_instances(Path(place).expanduser(), problems)
+    names_of = read_instances(expanded(place), problems)
     labels = []
     for image_id in captions.image_ids:
         number = _NUMBER.search(image_id)

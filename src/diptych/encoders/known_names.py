@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from diptych.storage import expanded
+
 HUGGING_FACE, OPEN_CLIP = "hf:", "open_clip:"
 OPEN_CLIP_CONFIG = "open_clip_config.json"  # in a folder in the format of open_clip
 PREFIXES = (HUGGING_FACE, OPEN_CLIP)
@@ -28,7 +30,7 @@ def known_name(source: str | Path) -> str:
     """``hf:ID`` for a model that people know without ``hf:``; anything else, and a folder of that name, as it is."""
     name = str(source)
     found = ALIASES.get(name, name if name.startswith(FAMILIES) else "")
-    return f"{HUGGING_FACE}{found}" if found and not Path(name).expanduser().exists() else name
+    return f"{HUGGING_FACE}{found}" if found and not expanded(name).exists() else name
 
 
 def hub_hint(source: str | Path) -> str:
@@ -52,6 +54,6 @@ def recorded_name(source: str | Path) -> str:
     source = name = known_name(source)
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
-    if is_pretrained_name(source) and not Path(name).expanduser().is_dir():
+    if is_pretrained_name(source) and not expanded(name).is_dir():
         return source
-    return str(Path(name).expanduser().resolve())
+    return str(expanded(name).resolve())

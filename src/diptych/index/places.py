@@ -19,7 +19,7 @@ from diptych.machine import is_writable
 from diptych.model.protocol import OpenedModel
 from diptych.progress import counted, printable
 from diptych.runtime.folder import REFUSED_HALF, worst_cosine
-from diptych.storage import data_folder
+from diptych.storage import data_folder, expanded
 
 if TYPE_CHECKING:
     from diptych.index.ingest.works import IndexingResult
@@ -287,7 +287,7 @@ def is_collection(place: str) -> bool:
 
 def is_model_folder(path: str) -> bool:
     """Whether a folder is that of a run or of a model."""
-    return any((Path(path).expanduser() / name).is_file() for name in ("run.json", "config.json"))
+    return any((expanded(path) / name).is_file() for name in ("run.json", "config.json"))
 
 
 def preview(place: str, item: Item) -> bytes | None:

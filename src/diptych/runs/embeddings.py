@@ -28,7 +28,7 @@ from diptych.index.protocol import Item, Kind, Vectors
 from diptych.model.protocol import Model, picture_side
 from diptych.progress import counted
 from diptych.runtime.folder import REFUSED, REFUSED_HALF, SAID
-from diptych.storage import storing, write_text
+from diptych.storage import expanded, storing, write_text
 from diptych.vectors.files import parquet
 
 PATHS = ("image_path", "path", "filepath", "file", "filename", "image", "url")
@@ -250,7 +250,7 @@ def _item(
     written = str(row[column] or "")
     if not written:
         raise DataError(f"{shard.table or shard.vectors} has a row without {column}: name every vector.")
-    path = Path(written).expanduser()
+    path = expanded(written)
     absolute = path if path.is_absolute() else folder / path
     inside = absolute.resolve().is_relative_to(folder) and "://" not in written
     relative = absolute.resolve().relative_to(folder).as_posix() if inside else ""

@@ -34,7 +34,7 @@ from diptych.model.scores import MeanScores, Scores
 from diptych.progress import echo
 from diptych.runs.measures import EvaluationRequest, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
-from diptych.storage import MODEL
+from diptych.storage import MODEL, expanded
 from diptych.training.checkpoint import noise_of, system_of
 from diptych.training.prepare import prepare
 from diptych.vectors.manifest import is_vectors
@@ -90,7 +90,7 @@ def _vectors(folders: Sequence[Path], request: EvaluationRequest) -> Report:
     if request.ray is None:
         return evaluate_vectors(folders[0], **rules, show_progress=request.show_progress)
     with connected(request.ray) as cluster:
-        return evaluate_vectors(folders[0].expanduser().resolve(), **rules, run=cluster.run)
+        return evaluate_vectors(expanded(folders[0]).resolve(), **rules, run=cluster.run)
 
 
 def _models(runs: Sequence[Path], request: EvaluationRequest) -> Report:

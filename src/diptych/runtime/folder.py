@@ -41,6 +41,7 @@ from diptych.storage import (
     RUNTIMES,
     cache_folder,
     create_folder,
+    expanded,
     new_file,
     parse_json,
     recover_folder,
@@ -82,7 +83,7 @@ class RuntimeFacts:
 
 def best_folder(place: str | Path) -> Path:
     """A model folder, or that of the best model of a run; what is in it are plain files and folders."""
-    folder = Path(place).expanduser()
+    folder = expanded(place)
     is_run = (folder / "run.json").is_file()
     folder = folder / "best" if is_run else folder
     recover_folder(folder)

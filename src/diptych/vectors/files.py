@@ -29,7 +29,7 @@ import numpy as np
 
 from diptych.errors import DataError, import_extra, reason_of
 from diptych.index.protocol import KINDS, Item, Vectors, record
-from diptych.storage import new_file, parse_json
+from diptych.storage import expanded, new_file, parse_json
 from diptych.vectors.manifest import FILES, Manifest, Receipt, read_manifest, read_receipt, shard_file
 
 GROUP = 4096  # rows of a row group
@@ -277,7 +277,7 @@ class VectorFolder:
 
 def open_vectors(folder: str | Path) -> VectorFolder:
     """The folder that ``diptych embed`` wrote, finished or not; no vector is read."""
-    place = Path(folder).expanduser()
+    place = expanded(folder)
     manifest = read_manifest(place)
     shards, missing = [], []
     for name in manifest.shards:

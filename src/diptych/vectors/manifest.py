@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError
-from diptych.storage import MISREAD, Entries, create_file, new_file, parse_json, sweep_files, write_text
+from diptych.storage import (
+    MISREAD,
+    Entries,
+    create_file,
+    expanded,
+    new_file,
+    parse_json,
+    sweep_files,
+    write_text,
+)
 
 FORMAT, VERSION = "diptych-embeddings", 1
 MANIFEST = "manifest.json"
@@ -100,7 +109,7 @@ class Manifest:
 def is_vectors(folder: str | Path) -> bool:
     """Whether a folder is one that ``diptych embed`` wrote."""
     try:
-        content = parse_json(FILES.read(Path(folder).expanduser() / MANIFEST))
+        content = parse_json(FILES.read(expanded(folder) / MANIFEST))
     except (OSError, ValueError, DataError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT

@@ -34,6 +34,7 @@ from diptych.data.readers.pretraining import KIND, QUESTION
 from diptych.data.readers.webdataset import JSON_TEXTS, ShardImages, StringColumn, TarShard, index_shard, tars
 from diptych.errors import DataError
 from diptych.progress import echo, track
+from diptych.storage import expanded
 
 Ints = NDArray[np.int64]
 WINDOW = 16_384  # texts that are shuffled together; their images lie in a few neighbouring shards
@@ -267,7 +268,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
         raise DataError(f'{where}: "weight" is {weight!r}: give the passes over it in an epoch, more than 0.')
-    place = str(path.parent / Path(entry["path"]).expanduser())
+    place = str(path.parent / expanded(entry["path"]))
     files = tars(Path(place))
     if not files and not as_path(split_options(place)[0]).exists():
         raise DataError(f"{where}: {place} holds no tar: give tars, or another data set.")

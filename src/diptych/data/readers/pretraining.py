@@ -31,6 +31,7 @@ from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
 from diptych.errors import DataError
 from diptych.progress import counted
+from diptych.storage import expanded
 
 KIND, QUESTION = "text_kind", "question"  # the label that says what the texts of an image are
 SBU_JSON, SBU_URLS = "sbu-captions-all.json", "SBU_captioned_photo_dataset_urls.txt"
@@ -157,7 +158,7 @@ def _place(
     on_disk: OnDisk,
 ) -> tuple[Path, int]:
     """The folder of a table's pictures, none of another split, and which of ``_names`` they have."""
-    bases = [Path(image_folder).expanduser()] if image_folder is not None else [beside, beside.parent]
+    bases = [expanded(image_folder)] if image_folder is not None else [beside, beside.parent]
     folders = [folder for folder in FOLDERS if split_in_name(folder) in (None, split)]
     places = [base / folder for base in bases for folder in folders]
     for number, (_, url) in enumerate(entries[:MOST_TRIES]):

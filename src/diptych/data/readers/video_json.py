@@ -20,6 +20,7 @@ from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, held_in_hdf5
 from diptych.errors import DataError, SettingsError, one_of
+from diptych.storage import expanded
 
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
 _VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
@@ -58,9 +59,7 @@ def fill(
     root = path if path.is_dir() else path.parent
     if (root / TEST_1K_A).is_file():
         clips = _split_1k_a(root, clips, train, problems)
-    names, store = _features(
-        root, None if features is None else Path(features).expanduser(), list(clips), frames
-    )
+    names, store = _features(root, None if features is None else expanded(features), list(clips), frames)
     hint = "a file VIDEO.npy each; say where they lie with PATH?features=FOLDER"
     problems.missing([name for name in clips if name not in names], len(clips), str(path), hint)
     for name in names:

@@ -9,6 +9,7 @@ from typing import Any
 from diptych.index.base import Index
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.registries import ENGINES
+from diptych.storage import expanded
 
 
 def open_index(
@@ -52,7 +53,7 @@ def without_password(place: str | Path) -> str:
 def _engine(place: str | Path) -> tuple[Any, str | Path]:
     scheme = _scheme(place)
     if scheme is None:
-        return EmbeddedIndex, Path(place).expanduser()
+        return EmbeddedIndex, expanded(place)
     return ENGINES.find(scheme), str(place)
 
 

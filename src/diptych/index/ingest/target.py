@@ -22,6 +22,7 @@ from diptych.index.base import Index
 from diptych.index.engines.opening import empty_index, index_exists, open_index, without_password
 from diptych.index.protocol import KINDS, Collection, Item, Precision, check_items, record
 from diptych.index.query.filters import Filter
+from diptych.storage import expanded
 
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
 PAUSE = 0.1  # seconds between two attempts to open an index that another process writes
@@ -99,7 +100,7 @@ def _discard_empty(place: str | Path) -> None:
         return
     with suppress(IndexFault), open_index(place, writable=True) as index:  # unless another writes it by now
         if not any(index.count(kind) for kind in KINDS):
-            shutil.rmtree(Path(place).expanduser())
+            shutil.rmtree(expanded(place))
 
 
 def check_clash(taken: Sequence[str]) -> None:
@@ -174,7 +175,7 @@ def ids_that_pass(index: Index, condition: str | Filter) -> list[str]:
 def find_collection(index: Index, wanted: str) -> Collection:
     """The collection of this name, folder or number."""
     known = index.info.collections
-    place = str(Path(wanted).expanduser().resolve())
+    place = str(expanded(wanted).resolve())
     for same in (
         [one for one in known if wanted in (one.name, one.root)],
         [one for one in known if place in (one.name, one.root)],
@@ -267,6 +268,6 @@ def create_index(
     except BaseException:
         index.close()
         if "://" not in str(path):
-            shutil.rmtree(Path(path).expanduser())
+            shutil.rmtree(expanded(path))
         raise
     return index

@@ -20,6 +20,7 @@ from typing import Literal
 from diptych.data.decode.extra_formats import is_image
 from diptych.errors import QueryError
 from diptych.index.protocol import Query, Term
+from diptych.storage import expanded
 
 MAX_LENGTH = 10_000  # characters of a query
 MAX_TERMS = 32
@@ -131,7 +132,7 @@ def _term(piece: _QueryToken, sign: float, paths: bool, weighted: bool) -> Term:
     if _URL.match(text):
         return Term(text, "url", sign * weight)
     if paths and _is_path(text):
-        path = Path(text).expanduser()
+        path = expanded(text)
         if not _is_file(path):
             raise QueryError(
                 f"there is no file {text} (character {piece.position + 1} of the query): check the path.",

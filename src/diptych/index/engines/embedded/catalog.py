@@ -59,9 +59,8 @@ def check_present(folder: Path) -> None:
             "or index a collection there."
         )
     for end in ("", "-wal", "-shm", "-journal"):
-        file = FILES.check(folder / f"{FILE}{end}")
-        if end:  # whoever reads may change them
-            FILES.check_alone(file)
+        check = FILES.check_alone if end else FILES.check  # whoever reads may change the others
+        check(folder / f"{FILE}{end}")
 
 
 def replaced(folder: Path) -> IndexFault:

@@ -260,7 +260,7 @@ def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
     FILES.check_alone(path / FILE)
     # an index may be closed by another thread than opened it
-    lock = FILES.lock(path / LOCK, thread_local=False)
+    lock = FileLock(FILES.check_alone(path / LOCK), thread_local=False)
     with storing(path):
         try:
             _check_locks(path / LOCK)
