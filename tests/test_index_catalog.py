@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 import subprocess
@@ -281,3 +282,18 @@ def test_the_tables_are_those_of_the_format() -> None:
         "text_texts",
     }
     assert not [name for kind, name, _ in connections._expected() if kind == "trigger"]
+
+
+@pytest.mark.parametrize(
+    ("number", "block"),
+    [(10, "000000000102 0000 ffffffffffffffff"), (1, "1d3e"), (1, "ffffffffffffffffff01")],
+)
+def test_a_forged_full_text_is_one_sentence(number: int, block: str, folder: Path) -> None:
+    """A length that is not there was a MemoryError of SQLite, other counts were scores that are no numbers."""
+    reseal(folder, "UPDATE image_words_data SET block = ? WHERE id = ?", bytes.fromhex(block), number)
+    with EmbeddedIndex.open(folder) as index:
+        try:
+            hits = index.search_words("number 5", 5)
+            assert all(math.isfinite(hit.score) for hit in hits)
+        except DiptychError as error:
+            assert str(folder) in str(error) or "full text" in str(error)  # noqa: PT017

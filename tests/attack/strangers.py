@@ -224,6 +224,41 @@ def hostile_folders(folder: Path) -> Attack:
 
 
 @target
+def full_texts(folder: Path) -> Attack:
+    """The tables in which SQLite keeps the words of an index: they have no checksums of ours."""
+    from resealed import VECTORS, make
+
+    sound, place = make(folder / "sound"), folder / "index"
+    with closing(sqlite3.connect(sound / "index.db")) as db:
+        names = db.execute(
+            "SELECT name FROM sqlite_schema WHERE name LIKE '%words\\__%' ESCAPE '\\'"
+        ).fetchall()
+        rows = {
+            name: db.execute(f"SELECT rowid, block FROM {name}").fetchall()
+            for (name,) in names
+            if "data" in name
+        }
+        rows |= {
+            name: db.execute(f"SELECT id, sz FROM {name}").fetchall()
+            for (name,) in names
+            if "docsize" in name
+        }
+
+    def once(draw: Random) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(sound, place)
+        table = draw.choice(sorted(rows))
+        number, block = draw.choice(rows[table])
+        column = "block" if "data" in table else "sz"
+        with closing(sqlite3.connect(place / "index.db")) as db:
+            db.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (mutated(block, draw), number))
+            db.commit()
+        use(place, VECTORS)
+
+    return once
+
+
+@target
 def runtimes(folder: Path) -> Attack:
     """ONNX files and facts of the light runtime, on a machine of 0.7 GB, of which half is theirs."""
     import test_runtime_faults as bombs

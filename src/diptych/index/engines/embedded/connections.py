@@ -299,6 +299,10 @@ def translating(folder: Path) -> Iterator[None]:
             f"{folder} cannot be used ({error.strerror or error}): check the disk and who may read it, and try again; "
             "what was saved is intact."
         ) from error
+    except MemoryError as error:  # also SQLite's, where the full text names a length that it has not
+        raise StorageError(
+            f"{folder} needs more memory than there is: end other programs, or index the collection again."
+        ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise damaged(folder, str(error)) from error
     except sqlite3.IntegrityError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 
+from diptych.index.engines.embedded.checksums import damaged
 from diptych.index.engines.embedded.segments import ROW_BITS
 from diptych.index.engines.embedded.state import Selection, State
 from diptych.index.protocol import KINDS, Kind
@@ -44,7 +46,9 @@ class Words:
             telling = [word for word in words if not self._is_common(state, db, one, word)]
             # quoted: nothing a user wrote is read as an operator
             expression = " OR ".join(f'"{word}"' for word in telling or words)
-            found = _rank(db, expression, k, one, selection) if expression else ()
+            found = list(_rank(db, expression, k, one, selection)) if expression else []
+            if not all(type(score) is float and math.isfinite(score) for _, score in found):
+                raise damaged("the full text of the index", "")
             best += sorted(found, key=lambda pair: (-pair[1], pair[0]))
         return sorted(best, key=lambda pair: -pair[1])[:k]  # of equal ones the images first
 
