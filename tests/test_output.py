@@ -19,7 +19,7 @@ from diptych import progress
 from diptych.errors import DataError, StorageError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
-from diptych.progress import LOG, echo, printable
+from diptych.progress import LOG, PrintableLines, echo, printable
 from diptych.vectors.manifest import _name
 
 ESCAPE = "\x1b[2J\x9b31m\x07\u202egnp\u2028"
@@ -70,6 +70,21 @@ def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
         LOG.warning("%s is damaged", f"a{ESCAPE}\n")
     (said,) = caplog.messages
     assert printable(said) == said
+
+
+def test_tracebacks_in_the_log_of_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+    log, handler = logging.getLogger("of a test"), logging.StreamHandler()
+    handler.setFormatter(PrintableLines("%(levelname)s: %(message)s"))
+    log.addHandler(handler)
+    try:
+        raise ValueError(f"a{ESCAPE}\n")
+    except ValueError:
+        log.exception("it failed")
+    log.removeHandler(handler)
+    said = capsys.readouterr().err
+    assert plain(said)
+    assert "\\u001b" in said
+    assert "Traceback" in said
 
 
 def test_json_stays_json() -> None:

@@ -120,6 +120,13 @@ class _Printable(logging.Filter):
         return True
 
 
+class PrintableLines(logging.Formatter):
+    """Lines of a log, tracebacks included, with the control characters in them made visible."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n\t")
+
+
 LOG = logging.getLogger("diptych")
 LOG.addFilter(_Printable())
 

@@ -19,7 +19,7 @@ from diptych.index.base import Index
 from diptych.index.engines.opening import open_index
 from diptych.index.models import open_model, tell
 from diptych.model.protocol import Model
-from diptych.progress import echo
+from diptych.progress import PrintableLines, echo
 
 try:
     import python_multipart  # noqa: F401  fastapi asks for it only when a form comes
@@ -104,9 +104,12 @@ def _check_access(host: str, token: str | None, private: bool) -> None:
 
 def _run(app: FastAPI, listening: socket.socket) -> None:
     """Answer until interrupted."""
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    said = logging.StreamHandler()
+    said.setFormatter(PrintableLines("%(levelname)s: %(message)s"))
+    log = logging.getLogger("uvicorn")
+    log.handlers, log.propagate = [said], False
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, ws="none",
+        app, log_config=None, log_level="warning", access_log=False, server_header=False, ws="none",
         http=PatientProtocol,  # of h11, whose limit on the size of addresses and headers is known
         h11_max_incomplete_event_size=ADDRESS_BYTES, timeout_graceful_shutdown=GRACE,
     )  # fmt: skip
