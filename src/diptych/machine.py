@@ -34,7 +34,7 @@ _FILES = Entries(
 
 def is_writable(folder: str | Path) -> bool:
     """Whether a folder can be written, or made in the nearest one above that exists."""
-    place = storage.expanded(folder).absolute()
+    place = expanded(folder).absolute()
     nearest = next(part for part in (place, *place.parents) if os.path.exists(part))
     return nearest.is_dir() and os.access(nearest, os.W_OK)
 
