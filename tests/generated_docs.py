@@ -32,9 +32,9 @@ TABLES_HEAD = """# Every table and figure of the papers
 
 This page is made from the code by `make docs`. A command trains the rows of a table as they were published (`diptych
 reproduce`), measures them under the table's protocol, and prints the published numbers beside the measured ones. With
-`ablate` in place of `reproduce`, it runs the same rows with the defaults of their recipes and the protocol `plain`, on
-any data. Rows that are published only belong to methods that Diptych does not have. [Training](training.md) explains
-the flags; the tables themselves are the files in `src/diptych/papers/`.
+`ablate` in place of `reproduce`, it runs the same rows under the protocol `plain`, on any data, with the defaults of
+their recipes where a row names no preset of its own. Rows that are published only belong to methods that Diptych does
+not have. [Training](training.md) explains the flags; the tables themselves are the files in `src/diptych/papers/`.
 
 Each `--data NAME=PATH` is one data set. A table measures the columns whose data are given, and names those that are
 missing. `-grid` and `-pictures` are other forms of the same images, which some rows read. `cub`, `sop`, `in-shop` and

@@ -36,8 +36,8 @@ class TableCommands(click.Group):
 def ablate() -> None:
     """Run the rows of a paper's table on your data. Published and measured numbers stand side by side.
 
-    Every row has the settings of its recipe and the switches of the table. 'reproduce' takes the published settings
-    and protocols too.
+    Every row has its own preset, if it names one, and its switches; all else is the default of its recipe. 'reproduce'
+    takes the table's preset and protocols too.
     """
 
 
