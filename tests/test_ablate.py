@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from commands import CODER, TINY, diptych, flags, refused
 from small import precomputed
+from small_senteval import write_senteval
 
 from diptych.evaluation.significance import mean_and_interval
 from diptych.tables import tables_of
@@ -246,6 +247,23 @@ def test_intervals_of_few_runs() -> None:
     assert mean_and_interval([5.0] * 4) == "5.0 ± 0.0"
     many = [0.0] * 6 + [10.0] * 5  # 11 runs: t = 2.228
     assert mean_and_interval(many) == f"{mean(many):.1f} ± {2.228 * stdev(many) / 11**0.5:.1f}"
+
+
+def test_a_mean_alone_takes_the_settings_of_its_members(data: Path, tmp_path: Path) -> None:
+    diptych(*arguments("vse-infinity", "baselines", data, tmp_path), "--row", "SCAN")
+    assert len([run for run in tmp_path.iterdir() if (run / "run.json").exists()]) == 2
+
+
+def test_data_without_what_a_table_counts_are_refused(data: Path, tmp_path: Path) -> None:
+    own = ["--output_dir", tmp_path / "runs"]
+    assert "STS12" in refused("reproduce", "cookie", "--table", "1b", "--data", f"sts={data}", *own)
+    assert "classes" in refused("reproduce", "cusa", "--table", 6, "--data", f"cub={data}", *own)
+    assert not (tmp_path / "runs").exists()
+    senteval = write_senteval(tmp_path / "senteval", pairs=5)
+    (senteval / "downstream" / "STS" / "STSBenchmark" / "sts-test.csv").unlink()
+    table = ["reproduce", "cookie", "--table", 1, "--data", f"sts={senteval}", *own, "--format", "markdown"]
+    (row,) = [line for line in diptych(*table).stdout.splitlines() if line.startswith("|  | measured | 5 |")]
+    assert cells(row)[3] == ""  # what is missing is no zero
 
 
 def test_mistakes_are_named_before_anything_is_trained(

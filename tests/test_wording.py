@@ -828,6 +828,8 @@ COMMANDS = {
         "--table is missing: choose one of 1, 2, 3, 4, 5, 6, 7, 8, sides, baselines.",
     "ablate coder --table 2 --vary seed=1,2":
         "--vary seed: every row takes the seeds 0, 1, …: give --seeds N instead.",
+    "ablate coder --table 2 --vary epochs=1 --vary epochs=2":
+        "two --vary are of epochs: give all its values in one.",
     "ablate codr": "there is no paper or recipe 'codr': did you mean coder?",
     "export runtim FOLDER": "there is no exporter 'runtim': did you mean runtime?",
     "model verify FOLDER":

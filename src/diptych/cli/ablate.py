@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _command(name: str, published: bool) -> click.Command:
         from diptych.runs import ablate as runner
         from diptych.runs.table_plan import TableRequest, data_by_name
 
-        vary = dict(_parse_vary(one) for one in options.pop("vary"))
+        vary = _parse_vary(options.pop("vary"))
         target = tables[table] if table is not None else _sweep(name, tables, bool(vary))
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
@@ -114,13 +114,21 @@ def _flags(recipes: list[str]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parse_vary(text: str) -> tuple[str, list[str]]:
-    name, mark, values = text.partition("=")
-    if not mark or not name or not all(values.split(",")):
-        raise click.UsageError(f"--vary {text}: give a setting and its values, as in epsilon=0.05,0.1,0.2.")
-    if name == "seed":
-        raise click.UsageError("--vary seed: every row takes the seeds 0, 1, …: give --seeds N instead.")
-    return name.replace("-", "_"), [*dict.fromkeys(values.split(","))]
+def _parse_vary(given: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in given:
+        name, mark, values = text.partition("=")
+        name = name.replace("-", "_")
+        if not mark or not name or not all(values.split(",")):
+            raise click.UsageError(
+                f"--vary {text}: give a setting and its values, as in epsilon=0.05,0.1,0.2."
+            )
+        if name == "seed":
+            raise click.UsageError("--vary seed: every row takes the seeds 0, 1, …: give --seeds N instead.")
+        if name in found:
+            raise click.UsageError(f"two --vary are of {name}: give all its values in one.")
+        found[name] = [*dict.fromkeys(values.split(","))]
+    return found
 
 
 def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:

@@ -119,6 +119,13 @@ def read_senteval(folder: str | Path) -> SentEval:
     return SentEval(sets, missing)
 
 
+def pairs_to_train(folder: str | Path) -> int:
+    """Pairs of STS-B's training split, which no evaluation reads; 0 where the file is missing."""
+    root = _root(Path(folder))
+    path = root / "STS" / "STSBenchmark" / "sts-train.csv" if root else None
+    return len(text_lines(path)) if path and path.is_file() else 0
+
+
 def _root(folder: Path) -> Path | None:
     """The folder called ``downstream``."""
     places = (folder / "downstream", folder)

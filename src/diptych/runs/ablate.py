@@ -254,7 +254,7 @@ class Runner:
         if kind == "pooling":
             return list(columns.pooling_errors(cell.row.module, self.wanted.seeds, show_progress=show))
         if kind == "counts":
-            return [columns.counts_of(cell.path)]
+            return [columns.row_counts(cell.row, cell.group, cell.path)]
         captions, settings = open_captions(cell.path), self.settings(cell, 0)
         if kind == "teachers":
             if cell.path not in self.teachers:

@@ -20,14 +20,16 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.labels import COLUMN, class_names, class_sets
 from diptych.data.readers.hashing_lists import RANKED
+from diptych.errors import DataError
 from diptych.evaluation.classes import is_class_list, open_class_list
-from diptych.evaluation.senteval import is_senteval, read_senteval
+from diptych.evaluation.senteval import is_senteval, pairs_to_train, read_senteval
 from diptych.objectives.objective import after_step
 from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
 from diptych.recipes.recipe import Recipe
 from diptych.runs import synthetic_pooling
 from diptych.runs.train import seed_everything, training_device, training_splits
 from diptych.settings import TrainingSettings
+from diptych.tables import TableGroup, TableRow
 from diptych.targets.columns import fill_targets
 from diptych.training.checkpoint import RunCard
 from diptych.training.prepare import prepare, ready_views
@@ -165,12 +167,25 @@ def _module(work: Callable[[], object]) -> dict[str, float]:
     return found | ({"gpu_mb": torch.cuda.max_memory_allocated() / MEGA} if gpu else {})
 
 
+def row_counts(row: TableRow, group: TableGroup, path: str) -> dict[str, float]:
+    """The counts of a row's data; data without what the paper counts are refused, but for missing files of SentEval."""
+    found = counts_of(path)
+    printed = row.published.get(group.name, {})
+    lacks = [head for metric, head in group.columns.items() if metric in printed and metric not in found]
+    if lacks and not (is_senteval(path) and found.keys() & printed.keys()):
+        raise DataError(
+            f"{path} has nothing to count as {', '.join(lacks)} in the row '{row.name}': give the data of that row."
+        )
+    return found
+
+
 def counts_of(path: str) -> dict[str, float]:
     """Images, texts and classes of a data set by split; those of a list of classes; pairs of a SentEval folder."""
     if is_senteval(path):
         sets = read_senteval(path).sets
         found = {f"{one.name} {one.split}": float(len(one)) for one in sets}
-        return found | {f"{split}_images": found.get(f"STS-B {split}", 0.0) for split in ("train", "test")}
+        stsb = {"train_images": float(pairs_to_train(path)), "test_images": found.get("STS-B test", 0.0)}
+        return found | {metric: count for metric, count in stsb.items() if count}
     if is_class_list(path):
         listed = open_class_list(path, pictures=False)
         classes = {name for side in listed.sides for name in side.classes}

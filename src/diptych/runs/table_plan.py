@@ -113,7 +113,8 @@ def check_cells(
     to_build: Callable[[Cell], TrainingSettings | None],
 ) -> None:
     """Raise what running would raise, before anything is trained; what has nothing to build was built before."""
-    known = [name for row in rows if row.recipe for name in setting_names(RECIPES[row.recipe].settings)]
+    trained = [*rows, *(table.row(name) for row in rows for name in row.mean_of)]
+    known = [name for row in trained if row.recipe for name in setting_names(RECIPES[row.recipe].settings)]
     for name in (*wanted.changes, *wanted.vary):
         if name not in known and name in wanted.vary:
             raise unknown_name("setting", name, known, "one of the table's flags, as in epochs=10,20")
