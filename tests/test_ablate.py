@@ -153,6 +153,10 @@ def test_rows_that_are_published_only_need_no_data(tmp_path: Path) -> None:
     said = diptych("reproduce", "coder", "--table", "f4", "--row", "IMRAM", "--output_dir", tmp_path).stdout
     assert "484.2" in said
     assert not (tmp_path / "figure-f4.svg").exists()
+    assert (
+        "published only"
+        in diptych("reproduce", "coder", "--table", "f4", "--row", "IMRAM", "--dry_run").stdout
+    )
 
 
 def test_a_setting_is_varied(data: Path, tmp_path: Path) -> None:

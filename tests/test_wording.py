@@ -830,6 +830,11 @@ COMMANDS = {
         "--vary seed: every row takes the seeds 0, 1, …: give --seeds N instead.",
     "ablate coder --table 2 --vary epochs=1 --vary epochs=2":
         "two --vary are of epochs: give all its values in one.",
+    "ablate vse-infinity --table 4 --data f30k=emoji --row 'VSE∞, BUTD region + grid + BERT'":
+        "the table 4 has nothing to measure: give --data coco=PATH and --data coco-grid=PATH, or "
+        "--data f30k-grid=PATH.",
+    "ablate cusa --table 10 --row SAF":
+        "the table 10 has nothing to measure: give --data coco=PATH and --data cub=PATH.",
     "ablate codr": "there is no paper or recipe 'codr': did you mean coder?",
     "export runtim FOLDER": "there is no exporter 'runtim': did you mean runtime?",
     "model verify FOLDER":

@@ -223,11 +223,11 @@ class Runner:
             total += hours
             numbers = f"{left:,}", f"{cost.seconds:.3f}", *(f"{one:.2f}" for one in hours)
             rows.append([job.folder, job.recipe.name, *numbers])
-        measured = [f"{cell.row.name} ({cell.group.title})" for cell in self.cells()]
+        measured = ", ".join(f"{cell.row.name} ({cell.group.title})" for cell in self.cells())
         sentences = [
             f"{counted(len(rows) - 1, 'run')}, about {total[0]:.2f} hours of training on this machine as it is now, "
             f"{total[1]:.2f} of CPU time; features, validation and tests come on top.",
-            f"measured: {', '.join(measured)}.",
+            f"measured: {measured or 'nothing, the rows are published only'}.",
         ]
         return "\n".join([*aligned_rows(rows), *sentences, *self._conditions()])
 

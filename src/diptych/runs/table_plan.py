@@ -121,8 +121,9 @@ def check_cells(
         if name not in known:
             raise SettingsError(f"no row of table {table.name} has the setting {name}: leave out --{name}.")
     if not cells and not all(row.published_only for row in rows):
-        needs = " or ".join(f"--data {name}=PATH" for name in table.data if name not in data)
-        raise SettingsError(f"the table {table.name} has nothing to measure: give {needs}.")
+        raise SettingsError(
+            f"the table {table.name} has nothing to measure: give {_wanting(table, rows, data)}."
+        )
     built: set[str] = set()
     for cell in [one for whole in cells for one in (whole.members or (whole,))]:
         _check_measured(cell, wanted)
@@ -135,6 +136,15 @@ def check_cells(
         if key not in built:
             built.add(key)
             _check_built(cell, settings, wanted)
+
+
+def _wanting(table: PaperTable, rows: Sequence[TableRow], data: Mapping[str, str]) -> str:
+    """The data that would let one of the rows be measured; of several that a group measures, one is enough."""
+    ways = []
+    for row, group in ((row, group) for group in table.groups for row in rows if row.measured_in(group)):
+        needs = [name for name in table.needs(row, group) if name not in group.data[1:]]
+        ways.append(" and ".join(f"--data {name}=PATH" for name in needs if name not in data))
+    return ", or ".join(dict.fromkeys(ways))
 
 
 def _check_measured(cell: Cell, wanted: TableRequest) -> None:
