@@ -214,6 +214,11 @@ def test_column_groups(data: Path, tmp_path: Path) -> None:
     assert "for want of data" not in said
     names = [path.name for path in (tmp_path / "runs").iterdir() if (path / "run.json").exists()]
     assert sorted(names) == [f"{one}-vse-plus-plus-butd-region-plus-bigru-seed0" for one in ("coco", "f30k")]
+    table[-1] = "VSE∞, BUTD region + grid + BiGRU"
+    said = diptych(
+        *table, "--data", f"coco={data}", "--data", f"coco-grid={other}", *given, "--dry_run"
+    ).stdout
+    assert f"measured beside COCO 1K: {data}, {other}, split test, protocol plain." in said
 
 
 def interrupt_after(log: Path, lines: int) -> threading.Thread:

@@ -337,16 +337,19 @@ class Runner:
     # --- words
 
     def _conditions(self) -> list[str]:
-        said = []
-        for cell in {cell.group.name: cell for cell in self.cells()}.values():
-            group, place = cell.group, ", ".join(cell.other) or cell.path
-            if group.kind == "test":
+        said, cells = [], list(self.cells())
+        for group in self.table.groups:
+            own = [cell for cell in cells if cell.group == group]
+            read = [one.other or tuple(part.path for part in one.members or (one,)) for one in own]
+            places = list(dict.fromkeys(place for places in read for place in places if place))
+            if group.kind == "test" and own:
                 rules = [f"protocol {protocol_of(group, self.wanted)}"]
                 rules += [f"judgements {one}" for one in self.wanted.judgements or group.judgements]
-                split = [] if cell.other else [f"split {split_for(cell, self.wanted)}"]
-                said.append(f"measured beside {group.title}: {', '.join([place, *split, *rules])}.")
-            elif place:
-                said.append(f"measured beside {group.title}: {place}.")
+                splits = dict.fromkeys(split_for(cell, self.wanted) for cell in own if not cell.other)
+                split = [f"split {' and '.join(splits)}"] if splits else []
+                said.append(f"measured beside {group.title}: {', '.join([*places, *split, *rules])}.")
+            elif places:
+                said.append(f"measured beside {group.title}: {', '.join(places)}.")
         if self.wanted.changes:
             flags = ", ".join(f"{name} {value}" for name, value in self.wanted.changes.items())
             said.append(f"settings of every row that has them: {flags}.")
