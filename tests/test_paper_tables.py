@@ -144,6 +144,14 @@ def test_every_preset_is_of_settings_that_the_recipe_has(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
+def test_a_preset_has_the_encoders_of_its_name(recipe: str) -> None:
+    encoders = {"resnet101", "resnext101", "resnet152", "bert", "bigru"}
+    for name, values in presets(recipe).items():
+        for word in encoders.intersection(name.split("-")):
+            assert any(word in str(value) for value in values.values()), name
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
 def test_any_recipe_is_varied_without_a_table(recipe: str) -> None:
     table = tables.sweep(recipe)
     assert [row.recipe for row in table.rows] == [recipe]
