@@ -212,3 +212,13 @@ def test_a_wrong_file_is_refused(changes: dict[str, Any], named: str) -> None:
 def test_a_table_knows_its_data() -> None:
     table: PaperTable = tables_of("cusa")["10"]
     assert table.data == ["coco", "cub", "sop", "in-shop", "inaturalist", "coco-pictures"]
+
+
+def test_our_own_tables_repeat_the_numbers_of_published_ones() -> None:
+    printed = {row.name: row.published["f30k"] for row in tables_of("cusa")["8"].rows if row.published}
+    for row in tables_of("cusa")["hosts"].rows:
+        assert row.published == ({} if row.name.startswith("VSE∞") else {"f30k": printed[row.name]})
+    table, own = tables_of("vse-infinity")["4"], tables_of("vse-infinity")["baselines"]
+    names = {"SCAN": ", BUTD region, two models", "CVSE": ", BUTD region", "VSE∞": ", BUTD region + BiGRU"}
+    for name, rest in names.items():
+        assert own.row(name).published["f30k"] == table.row(f"{name}{rest}").published["f30k"]
