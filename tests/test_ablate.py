@@ -180,6 +180,15 @@ def test_a_setting_is_varied(data: Path, tmp_path: Path) -> None:
     assert "epsilon = 0.05 & measured" in latex
 
 
+def test_without_a_table_the_recipe_is_varied_once(data: Path, tmp_path: Path) -> None:
+    """Also a recipe that one table alone has; a row that is asked for twice is one row."""
+    own = ["--data", data, "--output_dir", tmp_path, *flags({**QUICK, "depth": 0})]
+    said = diptych("ablate", "cookie-match", "--vary", "dim=8,16", *own, "--dry_run").stdout
+    assert "measured: cookie-match, dim = 8 (image-text), cookie-match, dim = 16 (image-text)." in said
+    command = [*arguments("vse-infinity", "2", data, tmp_path), "--row", "none", "--row", "none"]
+    assert "measured: none (COCO 1K)." in diptych(*command, "--dry_run").stdout
+
+
 def test_a_mean_of_rows_is_varied_with_them(data: Path, tmp_path: Path) -> None:
     """Noise at two ratios: the ensemble at a ratio is that of its members at that ratio."""
     command = arguments("vse-infinity", "baselines", data, tmp_path)

@@ -132,11 +132,11 @@ def _parse_vary(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:
-    """Where no table is named: the one there is, or for ``--vary`` the recipe as it is."""
+    """Where no table is named: for ``--vary`` the recipe as it is, else the one table there is."""
+    recipe = main_recipe(name) if name in papers() else name
+    if vary and recipe:
+        return sweep(recipe)
     if len(tables) == 1:
         return next(iter(tables.values()))
-    recipe = main_recipe(name) if name in papers() else name
-    if not (vary and recipe):
-        missing = f"--table is missing: choose one of {', '.join(tables)}."
-        raise click.UsageError(missing if tables else "--vary is missing: give a setting and its values.")
-    return sweep(recipe)
+    missing = f"--table is missing: choose one of {', '.join(tables)}."
+    raise click.UsageError(missing if tables else "--vary is missing: give a setting and its values.")

@@ -99,7 +99,7 @@ class Runner:
     def __init__(self, table: PaperTable, folder: Path, wanted: TableRequest) -> None:
         self.table, self.folder, self.wanted = table, folder, wanted
         self.data = table_data(table, wanted.data)
-        named = [table.row(name) for name in wanted.rows] if wanted.rows else list(table.rows)
+        named = [table.row(name) for name in dict.fromkeys(wanted.rows)] or list(table.rows)
         self.rows = [one for row in named for one in self._varied(row)]
         every = tuple(one for row in table.rows for one in self._varied(row))
         self.table = replace(table, rows=every)  # means find their members by name
