@@ -141,22 +141,24 @@ def _products(root: Path) -> None:
 
 def run_to_the_end(
     table: PaperTable, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, rows: Sequence[str] = ()
-) -> None:
-    """Train and measure a table on small data: every cell whose data are there has at least one number."""
+) -> str:
+    """Train and measure a table on small data: every cell whose data are there has a number; gives what it says."""
     defaults = synthetic_pooling.run.__defaults__
     assert defaults is not None
     monkeypatch.setattr(synthetic_pooling.run, "__defaults__", (*defaults[:3], 2, 1, False))
     judged = any(group.judgements for group in table.groups)
     forms = {row.reads for row in table.rows if not rows or row.name in rows} if judged else {""}
+    said = ""
     for form in sorted(forms):  # the pictures of the small data are not those of its features
         chosen = [row.name for row in table.rows if row.reads == form and (not rows or row.name in rows)]
         options = (
             {"judgements": [world.judgements(table, form)], "rows": chosen} if judged else {"rows": rows}
         )
-        _run_rows(world.runner(table, folder / form, **options), folder)
+        said += _run_rows(world.runner(table, folder / form, **options), folder)
+    return said
 
 
-def _run_rows(runner: Runner, folder: Path) -> None:
+def _run_rows(runner: Runner, folder: Path) -> str:
     table = runner.table
     runner.check()
     results = runner.results()
@@ -171,3 +173,4 @@ def _run_rows(runner: Runner, folder: Path) -> None:
     if table.figure is not None:
         results.draw(folder / "figure.svg")
         assert "<svg" in (folder / "figure.svg").read_text()
+    return results.markdown()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from paper_world import World, run_to_the_end
 
@@ -12,6 +14,7 @@ from diptych import tables
 from diptych.data.formats import open_captions
 from diptych.registries import PROTOCOLS, RECIPES
 from diptych.reports.tables import TableResults
+from diptych.runs import columns
 from diptych.runs.columns import counts_of, measure_steps
 from diptych.settings import from_json, to_json
 from diptych.tables import PaperTable, main_recipe, papers, presets, slug, tables_of
@@ -73,7 +76,10 @@ def test_a_table_of_each_kind_runs_to_its_end(
     kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper, name = KINDS[kind]
-    run_to_the_end(tables_of(paper)[name], world, tmp_path, monkeypatch, FEW.get(f"{paper}-{name}", ()))
+    said = run_to_the_end(
+        tables_of(paper)[name], world, tmp_path, monkeypatch, FEW.get(f"{paper}-{name}", ())
+    )
+    assert ("trained on" in said) == (kind in ("classes", "sts"))
 
 
 def test_every_kind_of_column_has_a_table_that_is_run() -> None:
@@ -95,6 +101,18 @@ def test_every_kind_of_column_has_a_table_that_is_run() -> None:
 
 def test_a_list_of_classes_is_counted(world: World) -> None:
     assert counts_of(str(world.folder / "Stanford_Online_Products")) == {"images": 12.0, "classes": 4.0}
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux forgets a peak")
+def test_the_memory_of_a_row_is_not_that_of_an_earlier_one() -> None:
+    most = 2**27
+    columns._forget_memory()
+    before = columns._memory()
+    held = np.ones(most, np.uint8)
+    assert columns._memory() - before > 0.9 * most
+    del held
+    columns._forget_memory()
+    assert columns._memory() - before < 0.5 * most
 
 
 def test_published_numbers_are_whole() -> None:

@@ -346,8 +346,10 @@ class Runner:
                 rules = [f"protocol {protocol_of(group, self.wanted)}"]
                 rules += [f"judgements {one}" for one in self.wanted.judgements or group.judgements]
                 splits = dict.fromkeys(split_for(cell, self.wanted) for cell in own if not cell.other)
-                split = [f"split {' and '.join(splits)}"] if splits else []
-                said.append(f"measured beside {group.title}: {', '.join([*places, *split, *rules])}.")
+                rules[:0] = [f"split {' and '.join(splits)}"] if splits else []
+                trained = dict.fromkeys(cell.path for cell in own if cell.other)
+                rules += [f"trained on {' and '.join(trained)}"] if trained else []
+                said.append(f"measured beside {group.title}: {', '.join([*places, *rules])}.")
             elif places:
                 said.append(f"measured beside {group.title}: {', '.join(places)}.")
         if self.wanted.changes:
