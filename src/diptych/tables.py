@@ -157,9 +157,15 @@ def main_recipe(paper: str) -> str:
 
 
 def presets(recipe: str) -> dict[str, dict[str, Any]]:
-    """The published settings of a recipe by name, without their ``help``."""
+    """The published settings of a recipe by name."""
     found = _content(PRESETS_FILE).get(recipe, {})
-    return {name: {key: value for key, value in one.items() if key != "help"} for name, one in found.items()}
+    return {name: _settings(found, name) for name in found}
+
+
+def _settings(found: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """The settings of a preset, and before them those of the one that it is like."""
+    own = {key: value for key, value in found[name].items() if key not in ("help", "like")}
+    return {**_settings(found, found[name]["like"]), **own} if "like" in found[name] else own
 
 
 def preset_help(recipe: str) -> dict[str, str]:
