@@ -843,6 +843,7 @@ COMMANDS = {
     "search x.index dog --reranker FOLDER": "--reranker re-ranks the top N hits: give --rerank N too.",
     "train vse-infinity --data emoji --output_dir FOLDER/run --image_pool meen":
         "there is no pooling 'meen': did you mean mean?",
+    "train photos ./pictures": "./pictures needs an option before it: did you mean --data ./pictures?",
     "train rigde --data emoji": "there is no recipe 'rigde': did you mean ridge?",
     "compare FOLDER/plain.json FOLDER/equal.json":
         "FOLDER/plain.json cannot be read (No such file or directory): give a saved report.",

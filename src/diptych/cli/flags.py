@@ -7,6 +7,7 @@ import difflib
 import itertools
 import json
 import os
+import re
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -208,11 +209,12 @@ def advice(error: click.UsageError) -> str:
     """The sentence for arguments that a command does not take, with the option that was meant where one is near."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         near: list[str] = getattr(error, "possibilities", None) or []  # of a command that is not there
-        return (
-            f"{error.message.rstrip('.')}: did you mean {' or '.join(near)}?"
-            if near
-            else error.format_message()
-        )
+        if near:
+            return f"{error.message.rstrip('.')}: did you mean {' or '.join(near)}?"
+        extra = re.fullmatch(r"Got unexpected extra argument \((.+)\)", error.message)
+        if extra and error.ctx and "--data" in options_of(error.ctx.command):
+            return f"{extra[1]} needs an option before it: did you mean --data {extra[1]}?"
+        return error.format_message()
     command, name = error.ctx.command, error.option_name
     known = options_of(command)
     near_options = nearest_options(name, known)
