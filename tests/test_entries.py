@@ -79,6 +79,7 @@ ALLOWED = {
     ("index/engines/embedded/verify.py", "connect"): "memory",
     ("index/query/words.py", "connect"): "memory",
     ("index/query/readable.py", "load"): "a file of this package",
+    ("runs/columns.py", "write_text"): "a file of the system",
     ("runs/published.py", "load"): "a published checkpoint that a person names",
     ("runtime/session.py", "open"): "of a descriptor from MODEL.open",
     ("runtime/session.py", "InferenceSession"): "of a path from MODEL.check",

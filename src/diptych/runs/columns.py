@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from diptych.data.captions import Captions
+from diptych.data.decode.processes import most_memory
 from diptych.data.formats import open_captions
 from diptych.data.labels import COLUMN, class_names, class_sets
 from diptych.data.readers.hashing_lists import RANKED
@@ -132,10 +133,7 @@ def _forget_memory() -> None:
 
 def _memory() -> int:
     """The most memory that this process has held since, in bytes; where that is not known, since it began."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return most_memory() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def teacher_costs(settings: Any, captions: Captions) -> dict[str, dict[str, float]]:

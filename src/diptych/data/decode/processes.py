@@ -167,7 +167,7 @@ def work() -> None:
             answer, pixels = _decode(request, data)
             signal.setitimer(signal.ITIMER_PROF, 0)
             del data
-            retires = _most_memory() > TIDY_BYTES
+            retires = most_memory() > TIDY_BYTES
             _send(target, {**answer, "retires": retires}, pixels)
             del pixels
             if retires:
@@ -196,7 +196,7 @@ def limit_memory(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
 
-def _most_memory() -> int:
+def most_memory() -> int:
     """Bytes of the largest size this process ever had (getrusage counts what its parent had); 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
