@@ -708,6 +708,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/nowhere is not a model folder (no config.json): give the folder of a trained run."),
         (lambda p: Retriever.from_pretrained(p),
          "FOLDER is not a model folder (no config.json): give the folder of a trained run."),
+        (lambda p: Retriever.from_pretrained(put(p, "run.json", "{}").parent),
+         "the run FOLDER has no model yet: resume its training with --resume_from_checkpoint FOLDER."),
         (lambda p: Retriever.from_pretrained(put(p, "config.json", "{").parent),
          "FOLDER/config.json is damaged (Expecting property name enclosed in double quotes: line 1 column 2 "
          "(char 1)): copy the model again."),
@@ -872,8 +874,10 @@ COMMANDS = {
         "Invalid value for '--items': 'many' is not a whole number: write 1000000 or 1e6.",
     "plan --items 0 --dim 512": "--items 0 is no amount: give 1 or more.",
     'search empty "a dog"':
-        "empty is not an index (no such folder): give the folder that 'diptych index' wrote, or index a "
-        "collection there.",
+        "empty is no folder: give one of pictures, or an index that 'diptych index' wrote.",
+    "show ./photos":
+        "No such command './photos': choose one of attention, augmentation, confusions, grids, knowledge, "
+        "pooling, space, speed.",
     "search FOLDER dog":
         "FOLDER holds no picture and no data set that is known: give a folder of pictures, a table of images and "
         "texts, or what 'diptych data formats' lists.",

@@ -214,6 +214,9 @@ def advice(error: click.UsageError) -> str:
         extra = re.fullmatch(r"Got unexpected extra argument \((.+)\)", error.message)
         if extra and error.ctx and "--data" in options_of(error.ctx.command):
             return f"{extra[1]} needs an option before it: did you mean --data {extra[1]}?"
+        if error.ctx and isinstance(error.ctx.command, click.Group) and "No such command" in error.message:
+            names = ", ".join(error.ctx.command.list_commands(error.ctx))
+            return f"{error.message.rstrip('.')}: choose one of {names}."
         return error.format_message()
     command, name = error.ctx.command, error.option_name
     known = options_of(command)

@@ -12,7 +12,7 @@ from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError, reason_of
 from diptych.parts import rebuild
 from diptych.runtime.folder import best_folder
-from diptych.storage import MISREAD, MODEL, parse_json
+from diptych.storage import MISREAD, MODEL, expanded, parse_json
 from diptych.weights import load_weights
 
 M = TypeVar("M", bound=nn.Module)
@@ -21,8 +21,12 @@ FORMAT = 1  # version of the model folder; raised when an old folder can no long
 
 def load_folder(folder: Path, kind: type[M]) -> M:
     """The model of this kind that a folder describes, with its weights, on the CPU."""
-    folder = best_folder(folder)
+    place, folder = folder, best_folder(folder)
     if not (folder / "config.json").is_file():
+        if folder != expanded(place):
+            raise CheckpointError(
+                f"the run {place} has no model yet: resume its training with --resume_from_checkpoint {place}."
+            )
         raise CheckpointError(
             f"{folder} is not a model folder (no config.json): give the folder of a trained run{hub_hint(folder)}."
         )

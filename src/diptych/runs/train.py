@@ -84,7 +84,7 @@ def header(
 
 
 def _count(captions: Captions) -> str:
-    return f"{len(captions.images):,} images with {len(captions.texts):,} texts"
+    return f"{counted(len(captions.images), 'image')} with {counted(len(captions.texts), 'text')}"
 
 
 def _part(encoder: Encoder) -> str:

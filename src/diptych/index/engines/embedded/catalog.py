@@ -52,10 +52,13 @@ COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, 
 
 def check_present(folder: Path) -> None:
     """Raise when a folder is not an index at all, or its database is not plain files."""
-    if not (folder / FILE).is_file():
-        why = f"no {FILE}" if folder.is_dir() else "no such folder"
+    if not folder.is_dir():
         raise IndexFault(
-            f"{folder} is not an index ({why}): give the folder that 'diptych index' wrote, "
+            f"{folder} is no folder: give one of pictures, or an index that 'diptych index' wrote."
+        )
+    if not (folder / FILE).is_file():
+        raise IndexFault(
+            f"{folder} is not an index (no {FILE}): give the folder that 'diptych index' wrote, "
             "or index a collection there."
         )
     for end in ("", "-wal", "-shm", "-journal"):
