@@ -23,7 +23,7 @@ def load_folder(folder: Path, kind: type[M]) -> M:
     """The model of this kind that a folder describes, with its weights, on the CPU."""
     place, folder = folder, best_folder(folder)
     if not (folder / "config.json").is_file():
-        if folder != expanded(place):
+        if folder != expanded(place) and not folder.exists():
             raise CheckpointError(
                 f"the run {place} has no model yet: resume its training with --resume_from_checkpoint {place}."
             )
