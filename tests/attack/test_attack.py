@@ -88,8 +88,9 @@ def test_the_watch_tells_a_wait_from_work(
     """Other work on the machine delays a process, and is no finding."""
     monkeypatch.setattr(watch, "HANGS", 0.5)
     monkeypatch.setattr(watch, "SECONDS", 1.0)
-    at, count = tmp_path / "at", "open(sys.argv[1], 'w', 1).write('7 3\\n')"
-    script = f"import subprocess, sys, time\nfrom pathlib import Path\n{count}\n{code}"
+    at, count = tmp_path / "at", "open(sys.argv[1], 'w', 1).write(f'7 3 {watch._memory(os.getpid())}\\n')"
+    modules = f"import os, subprocess, sys, time\nsys.path.append({str(Path(watch.__file__).parent)!r})\nimport watch"
+    script = f"{modules}\n{count}\n{code}"
     command = [sys.executable, "-c", script, str(at)]
     with subprocess.Popen(command, start_new_session=True) as process:
         number, refused, said = watch._watched(process, at, watch.Tally(), time.monotonic() + 120)

@@ -54,24 +54,24 @@ class Tally:
 
 
 def work(name: str, first: int, count: int, folder: Path) -> None:
-    """The process that is watched: writes the number it is at, and how many were refused, to a file."""
+    """The process that is watched writes down: the number it is at, how many were refused, its memory at the start."""
     from targets import TARGETS, attacked
 
     warnings.simplefilter("ignore")
     attack = TARGETS[name](folder)
-    refused, end = 0, time.monotonic() + TURN
+    refused, base, end = 0, _memory(os.getpid()), time.monotonic() + TURN
     with (folder.parent / "at").open("w", buffering=1) as at:
         for number in range(first, first + count):
-            at.write(f"{number} {refused}\n")
+            at.write(f"{number} {refused} {base}\n")
             if time.monotonic() > end:
                 os._exit(0)
             try:
                 refused += attacked(attack, Random(f"{name} {number}"))
             except BaseException:
                 traceback.print_exc(limit=-6)
-                at.write(f"{number} {refused}\n")
+                at.write(f"{number} {refused} {base}\n")
                 os._exit(3)
-        at.write(f"{first + count} {refused}\n")
+        at.write(f"{first + count} {refused} {base}\n")
     os._exit(0)  # whatever a target left running
 
 
@@ -113,19 +113,18 @@ def _watched(
         lines = file.read_text().splitlines() if file.exists() else []
         seconds, works = _seconds(process.pid)
         waited = 0.0 if works else waited + POLL
-        if lines and len(lines[-1].split()) == 2:
-            now, refused = map(int, lines[-1].split())
+        if lines and len(lines[-1].split()) == 3:
+            now, refused, base = map(int, lines[-1].split())
             if now != at:
                 at, used, waited = now, seconds, 0.0
         if ended:
             return at, refused, None
         size = _memory(process.pid)
         if at is not None:
-            base = base or size
             tally.largest = max(tally.largest, size - base)
             tally.slowest = max(tally.slowest, seconds - used)
         why = None
-        if at is not None and base and size - base > GROWTH:
+        if at is not None and size - base > GROWTH:
             why = f"grew by {(size - base) // 1_000_000} MB"
         elif seconds - used > (START if at is None else SECONDS):
             why = f"took more than {START if at is None else SECONDS:g} s of a core"
