@@ -29,6 +29,7 @@ from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.lite0 import FoldedConv, Lite0
 from diptych.errors import DataError, SettingsError
 from diptych.index.engines.opening import empty_index
+from diptych.index.models import whole_runtime
 from diptych.index.protocol import Item
 from diptych.model.adapter import TorchModel
 from diptych.model.export_texts import ODD_TEXTS
@@ -36,7 +37,7 @@ from diptych.model.retriever import Retriever, Tower
 from diptych.model.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
 from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
-from diptych.runtime.folder import BACKBONE, FOLDER, drawn_pictures, drawn_sets, find_runtime
+from diptych.runtime.folder import BACKBONE, FOLDER, TEXT, drawn_pictures, drawn_sets, find_runtime
 from diptych.runtime.model import RuntimeModel
 from diptych.training.optim import build_optimizer
 from diptych.types import as_inputs
@@ -400,3 +401,16 @@ def test_the_command_line_writes_and_copies_runtimes(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "onnx" / "runtime.json").read_text())
     assert (facts["dimension"], facts["images"]["part"]) == (16, "RegionInput")
     assert "choose another" in diptych("export", "onnx", run, tmp_path / "onnx", status=2).stderr
+
+
+def test_a_changed_runtime_in_the_cache_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no probe shows the change, too: it was copied to other programs."""
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    place = FOLDERS["siglip"](tmp_path / "siglip")
+    file = whole_runtime(place) / FOLDER / TEXT
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"pytorch", b"pyTorch", 1))
+    assert whole_runtime(place) / FOLDER / TEXT == file
+    assert file.read_bytes() == before

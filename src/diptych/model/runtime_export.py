@@ -142,7 +142,9 @@ def place_runtime(
     home = cached_folder(model.fingerprint())
     if not again:
         with suppress(RuntimeFault):
-            RuntimeModel.open(home).check()
+            found = RuntimeModel.open(home)
+            found.check_files()
+            found.check()
             return home, []
     home.mkdir(parents=True, exist_ok=True)
     return home, export_runtime(model, home, best_folder(source))
