@@ -810,6 +810,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
     StorageError: [
         (lambda p: write_text(p, "x"),
          "FOLDER cannot be written, a file or folder of that name is in the way: choose another name."),
+        (lambda p: EmbeddedIndex.create(put(p, "file", "x") / "i.index", 4),
+         "FOLDER/file/i.index cannot be written, a file or folder of that name is in the way: choose another name."),
         (lambda p: saving(p / "file", OSError(errno.ENOSPC, "full")),
          "the disk is full while saving FOLDER/file: free some space and run again; what was saved is "
          "intact."),

@@ -92,19 +92,19 @@ def create_folder(target: Path) -> Iterator[Path]:
     It appears whole or not at all. Of several processes that create it at once one does, the others get a
     ``FileExistsError``.
     """
-    with storing(target, but=FileExistsError):
+    with storing(target):  # a file above is in the way; nobody made the folder
         target = target.resolve()  # a link to an empty folder stays one
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _new_entry(target, Path.mkdir, _REMOVE_FOLDER) as new:
-            yield new
-            _sync_all(new)
-            try:
-                new.rename(target)  # the system refuses it over anything but an empty folder
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
-                raise
-            sync(target.parent)
+    with storing(target, but=FileExistsError), _new_entry(target, Path.mkdir, _REMOVE_FOLDER) as new:
+        yield new
+        _sync_all(new)
+        try:
+            new.rename(target)  # the system refuses it over anything but an empty folder
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+            raise
+        sync(target.parent)
 
 
 def recover_folder(target: Path) -> None:
