@@ -223,6 +223,17 @@ def test_another_model_and_an_empty_index_are_refused(searcher: Searcher, tmp_pa
         searcher.search("red")
 
 
+def test_the_folder_of_the_model_need_not_be_readable(tmp_path: Path) -> None:
+    """It may be that of somebody else; here the system refuses to look for another reason."""
+    model = ColourModel()
+    name = "m" * 5000
+    with EmbeddedIndex.create(
+        tmp_path / "i", model.dim, model=name, fingerprint=model.fingerprint()
+    ) as index:
+        index.add([Item("a")], model.encode_text(["red"]))
+        assert Searcher(index, model).search("red", 1).ids == ["a"]
+
+
 def test_what_cannot_be_searched_says_so(searcher: Searcher, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"nothing")
     with pytest.raises(ImageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,8 +70,8 @@ class Searcher:
         self.index, self.model, self._place = index, model, info.path
         self.pair_scorer: HitScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
-        # whether the model was trained here, perhaps on captions of this collection
-        self._is_run = bool(info.model) and (Path(info.model) / "run.json").is_file()
+        # whether the model was trained here, perhaps on captions of this collection; its folder may be private
+        self._is_run = bool(info.model) and os.path.isfile(Path(info.model) / "run.json")
         self._readable = Readable(model)
         self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
 
