@@ -18,7 +18,7 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.interaction.fusion import Fusion
 from diptych.model.reranking import OUTSIDE, RerankedScores
-from diptych.model.scores import EmbeddingScores
+from diptych.model.scores import EmbeddingScores, PairScores
 from diptych.types import Features, Ragged
 
 
@@ -64,7 +64,7 @@ def main() -> None:
         expected = published_loop(model, quick, images, texts, given.k)
         loop = time.perf_counter() - start
     start = time.perf_counter()
-    reranked = RerankedScores(quick, model, images, texts, given.k, device=torch.device("cpu"))
+    reranked = RerankedScores(quick, PairScores(model, images, texts, torch.device("cpu")), given.k)
     found = reranked.tile(slice(None), slice(None))
     ours = time.perf_counter() - start
     assert torch.equal(found > OUTSIDE, expected > OUTSIDE), "other candidates"

@@ -9,7 +9,7 @@ from diptych.interaction.fusion import Fusion
 from diptych.interaction.similarity import PairScorer
 from diptych.model import reranking
 from diptych.model.reranking import OUTSIDE, RerankedScores, candidates
-from diptych.model.scores import EmbeddingScores, MatrixScores
+from diptych.model.scores import EmbeddingScores, MatrixScores, PairScores
 from diptych.types import Features, Ragged
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_reranked_scores_equal_brute_force() -> None:
     model = Fusion(6, 8, layers=2, heads=2)
     images, texts = collection(7, 6, 1), collection(12, 8, 2)
     scores = quick(7, 12)
-    found = RerankedScores(scores, model, images, texts, 3, device=CPU)
+    found = RerankedScores(scores, PairScores(model, images, texts, CPU), 3)
     with torch.no_grad():
         model.eval()
         every = model(images.take(torch.arange(7)), texts.take(torch.arange(12)))
@@ -90,7 +90,7 @@ def test_reranked_scores_equal_brute_force() -> None:
 def test_each_pair_is_judged_once_image_by_image() -> None:
     scorer = Counting()
     scores = quick(6, 11)
-    found = RerankedScores(scores, scorer, collection(6, 4, 1), collection(11, 4, 2), 2, device=CPU)
+    found = RerankedScores(scores, PairScores(scorer, collection(6, 4, 1), collection(11, 4, 2), CPU), 2)
     assert scorer.calls == []  # nothing before a tile is asked for
     for _ in range(2):
         found.tile(slice(0, 3), slice(None))
@@ -100,13 +100,15 @@ def test_each_pair_is_judged_once_image_by_image() -> None:
 
 
 def test_a_k_above_the_gallery_means_all_of_it() -> None:
-    found = RerankedScores(quick(3, 4), Counting(), collection(3, 4, 1), collection(4, 4, 2), 50, device=CPU)
+    found = RerankedScores(
+        quick(3, 4), PairScores(Counting(), collection(3, 4, 1), collection(4, 4, 2), CPU), 50
+    )
     assert (found.tile(slice(None), slice(None)) > OUTSIDE).all()
 
 
 def test_bad_arguments_are_refused() -> None:
     images, texts = collection(3, 4, 1), collection(4, 4, 2)
     with pytest.raises(SettingsError, match="candidates"):
-        RerankedScores(quick(3, 4), Counting(), images, texts, 0, device=CPU)
+        RerankedScores(quick(3, 4), PairScores(Counting(), images, texts, CPU), 0)
     with pytest.raises(SettingsError, match=r"\b3\b.*\b4\b"):
-        RerankedScores(MatrixScores(torch.zeros(2, 4)), Counting(), images, texts, 2, device=CPU)
+        RerankedScores(MatrixScores(torch.zeros(2, 4)), PairScores(Counting(), images, texts, CPU), 2)

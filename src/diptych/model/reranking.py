@@ -7,10 +7,8 @@ from torch import Tensor
 
 from diptych.devices import autocast
 from diptych.errors import SettingsError, at_least
-from diptych.interaction.similarity import PairScorer
-from diptych.model.scores import Scores, Where, evaluating
+from diptych.model.scores import PairScores, Scores, Where, evaluating
 from diptych.progress import track
-from diptych.types import Ragged
 
 OUTSIDE = -100.0  # the score of a pair that nobody proposed
 BLOCK = 512  # images whose quick scores are in memory at a time
@@ -25,29 +23,16 @@ class RerankedScores:
     quick scores are not added. Pairs are judged when the first tile is asked for.
     """
 
-    def __init__(
-        self,
-        quick: Scores,
-        scorer: PairScorer,
-        images: Ragged,
-        texts: Ragged,
-        k: int,
-        *,
-        device: torch.device,
-        precision: str = "no",
-        encode_seconds: tuple[float, float] | None = None,
-        show_progress: bool = False,
-    ) -> None:
-        if quick.shape != (len(images), len(texts)):
+    def __init__(self, quick: Scores, judge: PairScores, k: int, *, show_progress: bool = False) -> None:
+        if quick.shape != judge.shape:
             raise SettingsError(
-                f"quick scores of {quick.shape} pairs do not fit {len(images)} images and {len(texts)} texts: "
+                f"quick scores of {quick.shape} pairs do not fit {judge.shape[0]} images and {judge.shape[1]} texts: "
                 "compute both for the same data."
             )
-        self.quick, self.scorer, self.images, self.texts = quick, scorer, images, texts
+        self.quick, self.judge, self.show_progress, self.shape = quick, judge, show_progress, quick.shape
         self.k = at_least(k, "k, the candidates of a query,", 1)
-        self.device, self.precision, self.encode_seconds = device, precision, encode_seconds
-        self.show_progress, self.shape = show_progress, quick.shape
-        self.kind = f"{quick.kind}, best {k} by {scorer.kind}"
+        self.device, self.encode_seconds = judge.device, judge.encode_seconds
+        self.kind = f"{quick.kind}, best {k} by {judge.kind}"
         self._judged: tuple[Tensor, Tensor, Tensor] | None = None
 
     def tile(self, images: Where, texts: Where) -> Tensor:
@@ -67,15 +52,14 @@ class RerankedScores:
             rows, columns = candidates(self.quick, self.k)
             counts = torch.bincount(rows, minlength=self.shape[0])
             bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-            images, texts = self.images.near(self.device), self.texts.near(self.device)
             # scores stay on the device until all are there: nothing waits for a copy
             found = [torch.empty(0, device=self.device)]
-            with torch.inference_mode(), evaluating(self.scorer), autocast(self.device, self.precision):
+            judge = self.judge
+            with torch.inference_mode(), evaluating(judge.scorer), autocast(self.device, judge.precision):
                 own = torch.split(columns, counts.tolist())
                 for image in track(range(self.shape[0]), "re-rank", None, self.show_progress):
                     if len(own[image]):
-                        seen = images.take(torch.tensor([image])).to(self.device)
-                        found.append(self.scorer(seen, texts.take(own[image]).to(self.device))[0].float())
+                        found.append(judge.judged(torch.tensor([image]), own[image])[0].float())
             self._judged = bounds, columns, torch.cat(found).cpu()
         return self._judged
 

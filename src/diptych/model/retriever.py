@@ -268,13 +268,12 @@ class Retriever(nn.Module):
         middle = time.perf_counter()
         text = self.encode_text_features(texts, batch_size=text_batch_size, show_progress=show_progress)
         seconds = middle - start, time.perf_counter() - middle
+        judge = PairScores(self.scorer, image, text, self.device, self.precision, seconds)
         if self.scorer.candidates is None:
-            return PairScores(self.scorer, image, text, self.device, self.precision, seconds)
+            return judge
         vectors = (self._pooled("image", image).to(self.device), self._pooled("text", text).to(self.device))
-        return RerankedScores(
-            EmbeddingScores(*vectors), self.scorer, image, text, self.scorer.candidates,
-            device=self.device, precision=self.precision, encode_seconds=seconds, show_progress=show_progress,
-        )  # fmt: skip
+        quick = EmbeddingScores(*vectors)
+        return RerankedScores(quick, judge, self.scorer.candidates, show_progress=show_progress)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         """Scores (len(a), len(b)) of encoded vectors."""

@@ -120,10 +120,14 @@ class PairScores:
         if not len(rows) or not len(columns):
             return torch.zeros(len(rows), len(columns), device=self.device)
         with torch.inference_mode(), evaluating(self.scorer), autocast(self.device, self.precision):
-            scores: Tensor = self.scorer(
-                self.images.take(rows).to(self.device), self.texts.take(columns).to(self.device)
-            )
-        return _precise(scores)
+            return _precise(self.judged(rows, columns))
+
+    def judged(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """What the scorer says of some images beside some texts, as it is."""
+        found: Tensor = self.scorer(
+            self.images.take(rows).to(self.device), self.texts.take(columns).to(self.device)
+        )
+        return found
 
 
 class MatrixScores:

@@ -30,7 +30,7 @@ from diptych.evaluation.sts import Sts, TextEncoder
 from diptych.model.named import text_teacher
 from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
-from diptych.model.scores import MeanScores, Scores
+from diptych.model.scores import MeanScores, PairScores, Scores
 from diptych.progress import echo
 from diptych.runs.measures import EvaluationRequest, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
@@ -243,21 +243,22 @@ def _reranked(
     """The scores of the first ``quick`` models, the best of each query judged by the pair scorers of the others."""
     began, show = time.perf_counter(), request.show_progress
     proposing = _mean_scores(models[:quick], prepared[:quick], show)
-    judged: list[Scores] = []
-    for model, ready in zip(models[quick:], prepared[quick:], strict=True):
-        assert model.scorer is not None
-        images = model.encode_image_features(ready.captions.images, show_progress=show)
-        texts = model.encode_text_features(ready.texts, show_progress=show)
-        judged.append(
-            RerankedScores(
-                proposing, model.scorer, images, texts, request.rerank,
-                device=model.device, precision=model.precision, show_progress=show,
-            )
-        )  # fmt: skip
+    judged = [
+        RerankedScores(proposing, pair_scores(model, ready, show), request.rerank, show_progress=show)
+        for model, ready in zip(models[quick:], prepared[quick:], strict=True)
+    ]
     names = [" + ".join(one.fingerprint() for one in side) for side in (models[:quick], models[quick:])]
     scores = MeanScores.of(judged)
     name = f"{names[0]}, best {request.rerank} by {names[1]}"
     return PreparedScores(scores, name, seconds=time.perf_counter() - began)
+
+
+def pair_scores(model: Retriever, ready: Prepared, show_progress: bool = True) -> PairScores:
+    """The scores of a model's pair scorer."""
+    assert model.scorer is not None
+    images = model.encode_image_features(ready.captions.images, show_progress=show_progress)
+    texts = model.encode_text_features(ready.texts, show_progress=show_progress)
+    return PairScores(model.scorer, images, texts, model.device, model.precision)
 
 
 # --- card

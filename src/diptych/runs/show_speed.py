@@ -22,6 +22,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, MeanScores, PairScores, Scores, evaluating
 from diptych.progress import track
 from diptych.reports.charts import MARKS, Line, check_output, picture_of_lines, save_picture
+from diptych.runs.evaluate import pair_scores
 from diptych.runs.show import open_runs
 from diptych.training.prepare import prepare
 from diptych.types import Features
@@ -94,7 +95,7 @@ def _ways(
 ) -> Iterator[tuple[str, Query, Scores]]:
     """The name of each way to search, a query in it, and its scores of the whole split."""
     scorers = [n for n, model in enumerate(models) if model.scorer is not None]
-    judges = [_pair_scores(models[n], ready[n]) for n in scorers]
+    judges = [pair_scores(models[n], ready[n]) for n in scorers]
     for n in (n for n in range(len(models)) if n not in scorers):
         quick = models[n].scores(ready[n].captions.images, ready[n].texts, show_progress=True)
         assert isinstance(quick, EmbeddingScores)
@@ -102,18 +103,7 @@ def _ways(
         yield names[n], look, quick
         if judges:
             name = f"{names[n]}, top {rerank} by {' + '.join(names[m] for m in scorers)}"
-            judged = [
-                RerankedScores(
-                    quick,
-                    one.scorer,
-                    one.images,
-                    one.texts,
-                    rerank,
-                    device=one.device,
-                    precision=one.precision,
-                )
-                for one in judges
-            ]
+            judged = [RerankedScores(quick, one, rerank) for one in judges]
 
             def query(text: str, images: int, look: Query = look) -> None:
                 look(text, images)
@@ -137,13 +127,6 @@ def _vector_query(model: Retriever, scores: EmbeddingScores) -> Query:
         (gallery(images) @ vector).topk(min(TOP, images))
 
     return query
-
-
-def _pair_scores(model: Retriever, ready: Prepared) -> PairScores:
-    assert model.scorer is not None
-    images = model.encode_image_features(ready.captions.images, show_progress=True)
-    texts = model.encode_text_features(ready.texts, show_progress=True)
-    return PairScores(model.scorer, images, texts, model.device, model.precision)
 
 
 def _pair_query(model: Retriever, scores: PairScores) -> Query:
