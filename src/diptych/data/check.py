@@ -18,10 +18,11 @@ from PIL import Image
 
 from diptych.data.captions import Captions, first_of_each
 from diptych.data.duplicates import Look, across, groups, near_groups, normal_text
-from diptych.data.formats import Format, as_path, find, split_options
+from diptych.data.formats import Format, find, split_options
 from diptych.data.problems import AllProblems, Problem
 from diptych.errors import DataError
 from diptych.progress import counted, printable, track
+from diptych.storage import expanded
 
 MOST_NAMES = 4  # images of a group a message names before it counts the rest
 
@@ -112,7 +113,7 @@ def check(
         problems.raised("format", path, error)
         return CheckReport(str(path), None, problems=problems.all)
     data_format.refuse_unknown(options)
-    parts = list(_read(data_format, as_path(path), problems, options))
+    parts = list(_read(data_format, expanded(path), problems, options))
     for captions in parts:
         _check_texts(captions, problems)
         _check_labels(captions, problems)

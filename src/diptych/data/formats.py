@@ -156,7 +156,7 @@ def open_captions(
     data_format.refuse_unknown(options)
     if split is not None and data_format.splits is not None and "corrections" not in options:
         options["split"] = canonical_split(split)
-    captions = data_format.captions(as_path(path), options, problems)
+    captions = data_format.captions(expanded(path), options, problems)
     return captions if split is None else captions.split(canonical_split(split))
 
 
@@ -164,7 +164,7 @@ def separate_splits(path: str | Path) -> list[str]:
     """The splits of a path that can be read one by one, without the files of the others; none in most formats."""
     place, options = split_options(path)
     data_format = find(place, None, options)
-    return [] if data_format.splits is None else list(data_format.splits(as_path(place)))
+    return [] if data_format.splits is None else list(data_format.splits(expanded(place)))
 
 
 _OPTIONS = re.compile(r"(?P<path>.+?)\?(?P<options>\w+=[^&?]*(&\w+=[^&?]*)*)$")
@@ -190,7 +190,7 @@ def _plain(text: str) -> Any:
 
 def recognise(path: str | Path) -> str | None:
     """The name of the format a path holds, or None."""
-    return next((entry.name for entry in _formats_of(as_path(path))), None)
+    return next((entry.name for entry in _formats_of(expanded(path))), None)
 
 
 def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] | None = None) -> Format:
@@ -201,10 +201,10 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
     columns = {column: value for column, value in (options or {}).items() if column in COLUMNS}
     if name is not None:
         data_format = format_named(name)
-        if not data_format.matches(as_path(path)) and not (columns and data_format.name == "manifest"):
+        if not data_format.matches(expanded(path)) and not (columns and data_format.name == "manifest"):
             raise DataError(f"{path} is not in the format '{name}': expected {data_format.description}.")
         return data_format
-    place = as_path(path)
+    place = expanded(path)
     for file in (place, *(sorted(place.iterdir()) if place.is_dir() else ())):
         if is_special(file):
             raise DataError(f"{file} is a pipe or a device, which may have no end: move it out of the data.")
@@ -229,11 +229,6 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
         f"{path} holds {what}{_hint(place)}: give a folder of pictures, a table of images and texts, or what "
         "'diptych data formats' lists."
     )
-
-
-def as_path(path: str | Path) -> Path:
-    """The path with ``~`` for the home folder resolved."""
-    return expanded(path)
 
 
 def _hint(place: Path) -> str:

@@ -139,13 +139,13 @@ def bring_up_to_date(
     **options: Any,
 ) -> tuple[IndexingResult, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
-    from diptych.data.formats import as_path, find, split_options
+    from diptych.data.formats import find, split_options
     from diptych.index.ingest.build import forecast, index_collection
 
     where, reading = split_options(path)
     find(where, None, reading)  # what cannot be read is refused before a model is opened
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
-    if expected := forecast(retriever, as_path(where), place):
+    if expected := forecast(retriever, expanded(where), place):
         say(expected)
     built = index_collection(
         retriever, path, place, model_name=recorded_name(model), show_progress=show_progress, **options
@@ -257,9 +257,9 @@ def default_place(path: str, say: Say = tell) -> str:
     Where nothing can be written there (a camera's card, a disc), it is a folder below the user's data folder, and
     ``say`` is told which.
     """
-    from diptych.data.formats import as_path, split_options
+    from diptych.data.formats import split_options
 
-    place = as_path(split_options(path)[0])
+    place = expanded(split_options(path)[0])
     named = place if place.name not in ("", "..") else place.resolve()  # '.', '../..'
     beside = Path(f"{named}.index")
     if beside.exists() or not beside.parent.is_dir() or is_writable(beside.parent):
@@ -279,9 +279,9 @@ def is_collection(place: str) -> bool:
     """Whether a path given in place of an index is one to index: it exists, and is no index, run or model."""
     if "://" in place or index_exists(place) or is_model_folder(place):
         return False
-    from diptych.data.formats import as_path, split_options  # every reader, which an index needs none of
+    from diptych.data.formats import split_options  # every reader, which an index needs none of
 
-    data = as_path(split_options(place)[0])
+    data = expanded(split_options(place)[0])
     return data.exists() and data.suffix != ".index"  # a damaged index keeps its own sentence
 
 

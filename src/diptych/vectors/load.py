@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from diptych.data.captions import Captions
-from diptych.data.formats import as_path, find, open_captions, split_options
+from diptych.data.formats import find, open_captions, split_options
 from diptych.data.problems import Absent
 from diptych.data.readers import parquet, webdataset
 from diptych.errors import DataError
@@ -27,6 +27,7 @@ from diptych.index.ingest.collection_files import CollectionFiles, collection_id
 from diptych.index.ingest.target import APPROXIMATE_ABOVE, Target, add_approximate, held_items
 from diptych.index.protocol import Item, Precision
 from diptych.progress import track
+from diptych.storage import expanded
 from diptych.vectors.files import GROUP, Shard, VectorFolder, open_vectors
 
 PATIENCE = 600.0  # seconds for which an index that another loader writes is waited for
@@ -199,7 +200,7 @@ def open_sources(data: str | Path, rows: int = ROWS) -> Sources:
     """What a data set is divided into. Tars and Parquet files are only listed, anything else is opened."""
     path, options = split_options(data)
     found = find(path)
-    place = as_path(path)
+    place = expanded(path)
     listed = {"webdataset": webdataset.tars, "parquet": parquet.tables}
     if found.name in listed:
         found.refuse_unknown(options)
@@ -224,7 +225,7 @@ def open_sources(data: str | Path, rows: int = ROWS) -> Sources:
 def absolute(data: str) -> str:
     """The same data as another process finds them, whatever folder it runs in."""
     path, options = split_options(data)
-    place = as_path(path)
+    place = expanded(path)
     if find(path).name == "emoji":  # a word, not a path
         return data
     written = [f"{name}={_absolute(value)}" for name, value in options.items()]
@@ -234,8 +235,8 @@ def absolute(data: str) -> str:
 
 
 def _absolute(value: Any) -> Any:
-    known = isinstance(value, str) and as_path(value).exists()
-    return as_path(value).resolve() if known else str(value).lower() if isinstance(value, bool) else value
+    known = isinstance(value, str) and expanded(value).exists()
+    return expanded(value).resolve() if known else str(value).lower() if isinstance(value, bool) else value
 
 
 def _names(files: Sequence[Path]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from diptych.data.captions import (
     split_in_name,
 )
 from diptych.data.files import head, read_json
-from diptych.data.formats import as_path, open_captions, split_options
+from diptych.data.formats import open_captions, split_options
 from diptych.data.problems import STOP, AllProblems, Problem, Problems
 from diptych.data.readers.pretraining import KIND, QUESTION
 from diptych.data.readers.webdataset import JSON_TEXTS, ShardImages, StringColumn, TarShard, index_shard, tars
@@ -270,7 +270,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
         raise DataError(f'{where}: "weight" is {weight!r}: give the passes over it in an epoch, more than 0.')
     place = str(path.parent / expanded(entry["path"]))
     files = tars(Path(place))
-    if not files and not as_path(split_options(place)[0]).exists():
+    if not files and not expanded(split_options(place)[0]).exists():
         raise DataError(f"{where}: {place} holds no tar: give tars, or another data set.")
     texts = entry.get("texts", list(TEXTS))
     split, images = entry.get("split"), entry.get("images")
