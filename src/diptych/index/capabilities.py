@@ -34,15 +34,12 @@ class View(Protocol):
 
     def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> Any:
         """The keys of the items that pass, as they were added; with ``size``, up to as many, evenly spread."""
-        ...
 
     def items(self, keys: Any) -> list[Item]:
         """The items of some keys, in their order."""
-        ...
 
     def rows(self, keys: Any) -> Vectors:
         """The stored vectors of some keys, in their order."""
-        ...
 
 
 class Capabilities(ABC):

@@ -38,7 +38,6 @@ class HitScorer(Protocol):
 
     def __call__(self, query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> Sequence[float]:
         """One score per item, higher is better."""
-        ...
 
 
 class Searcher:

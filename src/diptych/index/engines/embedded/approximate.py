@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,9 @@ class CodeTable:
         """Read what ``save`` wrote; a file of anything else is a ``RuntimeError``."""
         try:
             with os.fdopen(FILES.open(Path(path)), "rb") as file:
-                facts, mean, rotation, keys, codes = (_read(file) for _ in range(5))
+                facts, mean, rotation, keys, codes = (
+                    np.lib.format.read_array(file, allow_pickle=False) for _ in range(5)
+                )
         except NO_ARRAY as error:
             raise RuntimeError(f"{path} holds no codes ({error})") from error
         shapes = [(array.shape, array.dtype) for array in (mean, rotation, keys, codes)]
@@ -109,10 +111,6 @@ class CodeTable:
             raise RuntimeError(f"{path} holds codes of another kind")
         self.coder = Coder(mean, rotation) if len(mean) else None
         self.keys, self._codes = keys, codes.T
-
-
-def _read(file: BinaryIO) -> Any:
-    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 NEIGHBOURS = 16  # edges of a node

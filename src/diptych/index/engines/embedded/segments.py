@@ -47,7 +47,6 @@ class Hashing(Protocol):
 
     def update(self, data: bytes, /) -> None:
         """Read more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,20 +109,20 @@ class IndexFacts:
                     base64.b64encode(data[n * PICTURE_BYTES : (n + 1) * PICTURE_BYTES]).decode(),
                 )
                 for key, serial, data in pictures
-                for n, name in enumerate(_pictures(key, serial, picture_rows(data)))
+                for n, name in enumerate(picture_keys(key, serial, picture_rows(data)))
             ]
         )
 
     def picture(self, key: str, serial: int, count: int) -> bytes | None:
         """The thumbnail that ``count`` rows hold; None when one is missing."""
-        names = _pictures(key, serial, count)
+        names = picture_keys(key, serial, count)
         found = self.table.pick(names, ["value"])
         if not names or len(found) < count:
             return None
         return b"".join(base64.b64decode(found[name]["value"]) for name in names)
 
     def remove_pictures(self, owners: Sequence[tuple[str, int, int]]) -> None:
-        self.table.remove([name for owner in owners for name in _pictures(*owner)])
+        self.table.remove([name for owner in owners for name in picture_keys(*owner)])
 
     def stray_pictures(self, owners: set[tuple[str, int]]) -> list[str]:
         """The keys of thumbnails whose item is gone, or was replaced."""
@@ -147,7 +147,8 @@ def picture_rows(data: bytes | None) -> int:
     return -(-len(data or b"") // PICTURE_BYTES)
 
 
-def _pictures(key: str, serial: int, count: int) -> list[str]:
+def picture_keys(key: str, serial: int, count: int) -> list[str]:
+    """The keys of the rows that hold a thumbnail."""
     return [f"{key}:{serial:016x}:{n:02x}" for n in range(count)]
 
 

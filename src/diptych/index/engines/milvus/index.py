@@ -103,8 +103,6 @@ class MilvusIndex(Index):
         return self._whole.generation()
 
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
-        if filter is None:
-            return self._items.count(select(kind, None, ()).expression)
         return ranking.count_items(self._items, self._selection(kind, filter))
 
     def delete(self, ids: Sequence[str]) -> int:

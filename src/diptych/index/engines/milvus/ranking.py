@@ -6,12 +6,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from diptych.errors import SettingsError
 from diptych.index.capabilities import most_frequent, spread
+from diptych.index.engines.milvus.facts import picture_keys
 from diptych.index.engines.milvus.pushdown import EVERY, MilvusSelection, key_of, keys
 from diptych.index.engines.milvus.rows import Row, checksum, item_of, vectors_of
 from diptych.index.engines.milvus.table import MOST, PIECE, REQUEST, WHOLE, Table
@@ -77,7 +77,9 @@ class Nearest:
     def _search(
         self, queries: Vectors, count: int, selection: MilvusSelection, fields: Sequence[str]
     ) -> list[list[Row]]:
-        about = {"metric_type": "IP", "params": _settings(self.graph, max(self.width, 2 * count))}
+        effort = min(2 * MOST, max(self.width, 2 * count))  # candidates that an approximate index keeps
+        params = {"flat": {}, "hnsw": {"ef": effort}, "diskann": {"search_list": effort}}[self.graph]
+        about = {"metric_type": "IP", "params": params}
         return self.table.search("vector", list(queries), count, selection, fields, about)
 
     def _filtered(self, query: Vectors, count: int, selection: MilvusSelection) -> list[Row]:
@@ -130,12 +132,6 @@ def best_words(table: Table, text: str, k: int, selection: MilvusSelection) -> H
     # a better score is a larger one; milvus-lite gives it below zero, as a distance
     best = sorted(found, key=lambda one: (-abs(one[0]["score"]), one[1].kind == "text", one[0]["serial"]))[:k]
     return Hits(tuple(Hit(item, abs(float(row["score"]))) for row, item in best))
-
-
-def _settings(graph: str, effort: int) -> dict[str, Any]:
-    """How thoroughly an approximate index is searched: the candidates it keeps."""
-    effort = min(2 * MOST, effort)
-    return {"flat": {}, "hnsw": {"ef": effort}, "diskann": {"search_list": effort}}[graph]
 
 
 def count_items(table: Table, selection: MilvusSelection) -> int:
@@ -204,7 +200,7 @@ def faults(table: Table, meta: Table, dimension: int, show_progress: bool) -> li
                 out.append(f"the key {one['pk']} is there twice: index its item again.")
             seen.add(one["pk"])
             out += _row_faults(one)
-            pictures += [f"{one['pk']}:{one['serial']:016x}:{n:02x}" for n in range(one["pictures"])]
+            pictures += picture_keys(one["pk"], one["serial"], one["pictures"])
         lost += len(pictures) - len(meta.pick(pictures, []))
     if lost:
         out.append(f"{lost} stored thumbnails are missing: index the collection again.")

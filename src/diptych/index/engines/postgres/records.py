@@ -62,13 +62,11 @@ class _ConditionWriter:
         value = f"to_jsonb(nullif(items.{test.column}, ''))" if own else f"(items.metadata -> {column})"
         if test.operator == "null":
             return f"coalesce({value}, 'null') = 'null'"
-        if any(isinstance(v, str) and not storable(v) for v in test.values):
-            kept = tuple(v for v in test.values if not isinstance(v, str) or storable(v))
-            if test.operator not in ("=", "in") or not kept:
-                return "false"  # no stored text holds such a character
-            return self.equal(value, kept)
+        kept = tuple(v for v in test.values if not isinstance(v, str) or storable(v))
         if test.operator in ("=", "in"):
-            return self.equal(value, test.values)
+            return self.equal(value, kept)
+        if kept != test.values:
+            return "false"  # no stored text holds such a character
         text = f"(items.folded -> '{'item' if own else 'metadata'}' ->> {column})"
         if test.operator == "like":
             return f"coalesce({text} LIKE {self.name(str(test.values[0]).lower())} ESCAPE '', false)"
