@@ -226,8 +226,8 @@ def start_from(retriever: Retriever, init: str) -> str:
             fresh.append(f"{side} {name}")
     if not taken:
         raise CheckpointError(
-            f"--init {init} shares no part with this model: its parts are {_listing(there)}, this model's are "
-            f"{', '.join(fresh)}. Give a run whose parts fit, or the settings of its shape, such as --dim."
+            f"--init {init} shares no part with this model: its parts are {', '.join(map(' '.join, there))}, this "
+            f"model's are {', '.join(fresh)}. Give a run whose parts fit, or the settings of its shape, such as --dim."
         )
     return f"started from {init}: {', '.join(taken)}; fresh: {', '.join(fresh) or 'nothing'}"
 
@@ -264,7 +264,3 @@ def _same_words(retriever: Retriever, source: Retriever, part: nn.Module) -> boo
     if mine is None or not any(len(value) == len(mine) for value in own_state(part).values() if value.dim()):
         return True
     return theirs is not None and list(mine) == list(theirs)
-
-
-def _listing(parts: dict[tuple[str, str], nn.Module]) -> str:
-    return ", ".join(" ".join(key) for key in parts)

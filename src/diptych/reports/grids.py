@@ -28,7 +28,9 @@ class Showcase:
 
     def answers(self, direction: str, query: int, scores: torch.Tensor, count: int) -> list[Answer]:
         """The best ``count`` items for a query of a direction; ``scores`` are those of the whole gallery."""
-        best, data = _best(scores, count), self.data
+        # of equal ones the smaller number first, as ranks are counted
+        values, rows = scores.sort(descending=True, stable=True)
+        best, data = list(zip(values[:count].tolist(), rows[:count].tolist(), strict=True)), self.data
         if direction == "text_to_image":
             right = int(data.image_of[query])
             return [Answer(self.name(row), v, row == right, self.picture(row)) for v, row in best]
@@ -117,9 +119,3 @@ def chosen_queries(
 def random_order(count: int, seed: int = 0) -> NDArray[np.int64]:
     """0 … count − 1 in a random order that the seed fixes, so that nobody chose what is shown."""
     return np.random.default_rng(seed).permutation(count)
-
-
-def _best(scores: torch.Tensor, count: int) -> list[tuple[float, int]]:
-    """The highest scores and where they are; of equal ones the smaller number first, as ranks are counted."""
-    values, rows = scores.sort(descending=True, stable=True)
-    return list(zip(values[:count].tolist(), rows[:count].tolist(), strict=True))

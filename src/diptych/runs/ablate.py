@@ -103,7 +103,8 @@ class Runner:
         self.rows = [one for row in named for one in self._varied(row)]
         every = tuple(one for row in table.rows for one in self._varied(row))
         self.table = replace(table, rows=every)  # means find their members by name
-        self.found = {run: self._key(run) for run in _runs_in(folder)}
+        places = sorted(folder.iterdir()) if folder.is_dir() else []
+        self.found = {run: self._key(run) for run in places if has_state(run)}
         self.prints: dict[tuple[str, str, bool], str] = {}  # hash of data, once for all finished runs
         self.splits: dict[tuple[str, str], str] = {}
         self.histories: dict[str, list[list[dict[str, float]]]] = {}
@@ -366,10 +367,6 @@ class Runner:
         flags = {name: value for name, value in self.wanted.changes.items() if name not in self.wanted.vary}
         lost = [name for name, value in flags.items() if any(one.get(name, value) != value for one in own)]
         return f"a flag overrules its own {', '.join(lost)}." if lost else ""
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    return sorted(run for run in folder.iterdir() if has_state(run)) if folder.is_dir() else []
 
 
 def _history(run: Path) -> list[dict[str, float]]:

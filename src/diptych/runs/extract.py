@@ -43,6 +43,7 @@ from PIL import Image
 from diptych.cache.contents import content_name
 from diptych.cache.features import Chunk, cache_image_features, compute_cells
 from diptych.cache.rows import RowFile
+from diptych.data.arrays import ranges
 from diptych.data.captions import Captions, ImageStore, StoreRows, holds_pictures
 from diptych.data.formats import open_captions
 from diptych.data.images import ImageInput
@@ -134,8 +135,7 @@ def _cached_chunks(
     """What ``compute_cells`` gives, through the cache."""
     left = StoreRows(store, np.arange(start, len(store)))
     cached = cache_image_features(backbone, image_input, left, **how)
-    for first in range(0, len(left), COPIED):
-        rows = range(first, min(first + COPIED, len(left)))
+    for rows in ranges(0, len(left), COPIED):
         good = [row for row in rows if row not in cached.unreadable]
         failures = {start + row: cached.unreadable[row] for row in rows if row in cached.unreadable}
         yield Chunk(len(rows), [cached.rows(good)] if good else [], failures)

@@ -23,7 +23,6 @@ from diptych.model.scores import EmbeddingScores, Scores
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.reports.charts import (
-    Closeness,
     LearnedPooling,
     Space,
     check_output,
@@ -123,7 +122,11 @@ def show_space(
     rows = drawn_images(spaces[0], count, seed)
     parts = [space.some(rows) for space in spaces]
     numbers = [space.closeness() for space in spaces]
-    below = [_sentence(one) for one in numbers]
+    below = [
+        f"distance (1 − score): {one.matched:.2f} of matched pairs, {one.others:.2f} of others\n"
+        f"modality gap {one.gap:.2f}"
+        for one in numbers
+    ]
     save_picture(picture_of_spaces(parts, below=below, seed=seed), output)
     table = [["distance (1 − score)", "matched pairs", "other pairs", "modality gap"]]
     table += [
@@ -255,13 +258,6 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
     settings = resumed_settings(recipe, run, {})
     seed_everything(settings.seed)  # as before training
     return recipe.build(settings, training).retriever.eval()
-
-
-def _sentence(one: Closeness) -> str:
-    return (
-        f"distance (1 − score): {one.matched:.2f} of matched pairs, {one.others:.2f} of others\n"
-        f"modality gap {one.gap:.2f}"
-    )
 
 
 def _choice_note(compared: Compared, way: str, count: int, where: str, seed: int) -> str:

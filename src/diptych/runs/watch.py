@@ -45,7 +45,8 @@ def watch_folder(
             except DiptychError as error:
                 trouble = _once(f"{error} The index stays as it is.", trouble, say)
             else:
-                if trouble or indexed is None or _changed(built):
+                changed = built.added or built.updated or built.removed or built.moved
+                if trouble or indexed is None or changed:
                     say(summary(built))
                 indexed, trouble = now, ""
             before = now
@@ -70,10 +71,6 @@ def look(folder: Path) -> Seen | None:
             continue
         seen[path] = (stat.st_size, stat.st_mtime_ns)
     return seen if folder.is_dir() else None
-
-
-def _changed(built: IndexingResult) -> bool:
-    return bool(built.added or built.updated or built.removed or built.moved)
 
 
 def _once(sentence: str, said: str, say: Callable[[str], None]) -> str:

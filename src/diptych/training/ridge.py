@@ -192,7 +192,7 @@ def pooled_pairs(
         texts = texts[~np.isin(image_of[texts], list(unreadable))]
         x = _pooled(as_inputs(image_input(read_items(images, np.asarray(rows)))))
         found = as_inputs(data.texts.collate(texts.tolist())) if len(texts) else None
-        v = np.zeros((0, _width(data))) if found is None else _pooled(found)
+        v = np.zeros((0, data.texts.collate([0]).values.shape[-1])) if found is None else _pooled(found)
         yield x, v, image_of[texts] - rows.start
 
 
@@ -324,10 +324,6 @@ def _unit(rows: Array) -> Array:
     """Rows of unit length; a zero row stays zero."""
     scaled: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-8)
     return scaled
-
-
-def _width(data: Prepared) -> int:
-    return int(data.texts.collate([0]).values.shape[-1])
 
 
 def _inverse(values: Array) -> Array:

@@ -65,7 +65,9 @@ def load(
     ``approximate_above`` items of a kind on, the index is given an approximate index of them (None: never).
     """
     folder = open_vectors(out)
-    shards = _of_part(folder, part)
+    # every n-th of all that are planned, so that parts stay apart while some are not whole
+    names = set(folder.manifest.shards[part[0] - 1 :: part[1]])
+    shards = [shard for shard in folder.shards if shard.name in names]
     if not shards:
         raise DataError(
             f"{folder.path} has no whole shard to load yet: run diptych embed to its end first, or wait for it."
@@ -85,12 +87,6 @@ def load(
     return done
 
 
-def _of_part(folder: VectorFolder, part: tuple[int, int]) -> list[Shard]:
-    """The whole shards of a part: every n-th of all that are planned, so that parts stay apart while some are not."""
-    names = set(folder.manifest.shards[part[0] - 1 :: part[1]])
-    return [shard for shard in folder.shards if shard.name in names]
-
-
 def _batches(shards: list[Shard], target: Target, folder: VectorFolder, done: LoadResult) -> Iterator[None]:
     """Load shards, batch by batch; the index is held for one shard at a time."""
     for shard in shards:
@@ -104,7 +100,8 @@ def _batches(shards: list[Shard], target: Target, folder: VectorFolder, done: Lo
             for items, vectors in shard.batches(GROUP):
                 mine = [_of_collection(item, number) for item in items]
                 held = held_items(index, [item.id for item in mine], number)
-                new = [n for n, item in enumerate(mine) if _differs(item, held[n])]
+                same = [(one.content, one.path) if one else None for one in held]
+                new = [n for n, item in enumerate(mine) if same[n] != (item.content, item.path)]
                 if new:
                     index.update([mine[n] for n in new], np.ascontiguousarray(vectors[new]))
                 done.written += len(new)
@@ -119,10 +116,6 @@ def _of_collection(item: Item, number: int) -> Item:
     """An item under the ids that ``diptych index`` gives those of a collection."""
     linked = collection_id(item.image_id, number) if item.image_id else ""
     return replace(item, id=collection_id(item.id, number), image_id=linked, collection=number)
-
-
-def _differs(item: Item, held: Item | None) -> bool:
-    return held is None or (held.content, held.path) != (item.content, item.path)
 
 
 ROWS = 10_000  # images of a shard where the data are not files of their own

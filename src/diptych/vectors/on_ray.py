@@ -56,7 +56,7 @@ class Cluster:
     def __init__(self, ray: Any, address: str, cpus: int) -> None:
         self.ray, self.address, self.cpus = ray, address, cpus
         self.has_gpus = self._has("GPU") > 0
-        if self._largest() < cpus:
+        if not any(n["Alive"] and n["Resources"].get("CPU", 0) >= cpus for n in ray.nodes()):
             raise SettingsError(
                 f"no node of the Ray cluster at {address} has {cpus} CPUs: give a smaller number with --cpus."
             )
@@ -139,9 +139,6 @@ class Cluster:
 
     def _has(self, resource: str) -> float:
         return float(self.ray.cluster_resources().get(resource, 0.0))
-
-    def _largest(self) -> float:
-        return max((float(n["Resources"].get("CPU", 0)) for n in self.ray.nodes() if n["Alive"]), default=0.0)
 
 
 def _call(function: Callable[..., Any], job: tuple[Any, ...], cpus: int, version: str) -> tuple[str, Any]:

@@ -85,7 +85,7 @@ class BodyLimit:
             await self.app(scope, _limit_body(receive, most, sentence), send)
         finally:
             self._active -= 1
-            self._give_back(size)
+            self._held -= size if size > SMALL else 0
 
     async def _take(self, size: int) -> bool:
         until = time.monotonic() + TURN
@@ -95,9 +95,6 @@ class BodyLimit:
             await asyncio.sleep(0.05)
         self._held += size if size > SMALL else 0
         return True
-
-    def _give_back(self, size: int) -> None:
-        self._held -= size if size > SMALL else 0
 
 
 def _limit_body(receive: Receive, most: int, sentence: str) -> Receive:
