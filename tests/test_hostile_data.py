@@ -28,9 +28,10 @@ from diptych.data.decode.opening import open_image
 from diptych.data.files import expand
 from diptych.data.formats import find, open_captions
 from diptych.data.labels import read_centres
-from diptych.errors import DataError, DiptychError, ImageError
+from diptych.errors import CheckpointError, DataError, DiptychError, ImageError
 from diptych.evaluation.judgements import _SIDES, load_judgements
 from diptych.index.ingest.build import index_collection
+from diptych.training.checkpoint import noise_of
 
 DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "9" * 10_000
@@ -282,6 +283,15 @@ def test_numbers_that_are_no_whole_numbers(number: str, tmp_path: Path) -> None:
     (tmp_path / "pack" / "pack.json").write_text(f'{{"format": 1, "shape": [{number}]}}')
     with pytest.raises(DataError, match=r"pack\.json"):
         FeaturePack(tmp_path / "pack")
+
+
+def test_noise_of_a_run_that_is_no_number(tmp_path: Path) -> None:
+    """A ratio of 400 digits was an OverflowError."""
+    noise = {"given": "", "ratio": 10**400, "unit": "text", "wrong": 0, "lost": 0, "hash": ""}
+    run = {"format": 1, "recipe": "ridge", "data": "", "data_fingerprint": "", "settings": {}, "noise": noise}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        noise_of(tmp_path)
 
 
 def test_what_is_read_of_json_fails_in_one_way() -> None:

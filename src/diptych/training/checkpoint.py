@@ -28,7 +28,7 @@ from diptych import __version__
 from diptych.data.corrections import Noise
 from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_saved, to_json
-from diptych.storage import MODEL, parse_json, recover_folder, replace_folder, write_text
+from diptych.storage import MISREAD, MODEL, parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
 from diptych.training.optim import depends_on_epochs
 from diptych.weights import is_divided, own_tensors, read_tensors, whole_state, whole_tensor
@@ -123,7 +123,7 @@ def noise_of(folder: Path) -> Noise | None:
         return None
     try:
         return Noise.read(found)
-    except (TypeError, KeyError, ValueError) as error:
+    except MISREAD as error:
         raise CheckpointError(f"{folder / 'run.json'} is damaged ({error}): copy the run again.") from error
 
 
