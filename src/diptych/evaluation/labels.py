@@ -201,15 +201,13 @@ class _Direction:
                 ap[where] = 100 * _average_precision(gain > 0).cpu().numpy()
 
         # queries of equal labels stand together; numpy and torch leave the interpreter to the other threads
-        blocks = torch.split(torch.argsort(self.asked_kind, stable=True), self._block_size())
+        size = max(1, self.size)
+        most = min(MOST_QUERIES, max(LEAST, TILE_BYTES // (4 * size)), BYTES // (PAIR_BYTES * size))
+        blocks = torch.split(torch.argsort(self.asked_kind, stable=True), max(1, most))
         with full_precision(self.scores.device), one_thread_each(self.scores.device, len(blocks)) as threads:
             for _ in threads.map(one, blocks):
                 pass
         return LabelQueries(ndcg, ap if average_precision else None)
-
-    def _block_size(self) -> int:
-        size = max(1, self.size)
-        return max(1, min(MOST_QUERIES, max(LEAST, TILE_BYTES // (4 * size)), BYTES // (PAIR_BYTES * size)))
 
     def _scores(self, rows: Tensor) -> Tensor:
         if self.images_ask:

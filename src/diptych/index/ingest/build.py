@@ -177,7 +177,9 @@ class IndexEnd(End):
         try:
             if work.reason:
                 raise DataError(work.reason)
-            self._check_names(work.names)
+            # an item of this collection, or of another in the same index, may have one of the ids already
+            check_clash(sorted(work.names & self.seen))
+            held_items(self.index, sorted(work.names - self.known.keys()), self.collection)
             if work.keeps not in ("", id) and not self.kept.take(id, work.keeps, work.item.content):
                 work.keeps = ""
                 look(work)
@@ -197,11 +199,6 @@ class IndexEnd(End):
 
     def _changed(self, items: list[Item]) -> list[Item]:
         return [item for item in items if self.known.get(item.id) != item.content]
-
-    def _check_names(self, names: set[str]) -> None:
-        """Raise when an item of this collection, or of another in the same index, has one of the ids already."""
-        check_clash(sorted(names & self.seen))
-        held_items(self.index, sorted(names - self.known.keys()), self.collection)
 
     def finish(self, works: list[Work]) -> Vectors | None:
         """Vectors of the texts that changed, of images that have a vector; None without such texts."""

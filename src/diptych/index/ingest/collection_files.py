@@ -217,16 +217,11 @@ def _share(index: Index, known: Collection, captions: Captions, files: Collectio
     contents = list(index.contents(known.number, "image"))
     if not contents:
         return 0.0
-    rows = _rows_by_name(captions)
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, here in enumerate(captions.image_ids):
+        rows[str(here).rsplit("/", 1)[-1]].append(row)
     sample = contents[:: -(-len(contents) // SAMPLE)]
     return sum(_is_here(id, content, rows, files) for id, content in sample) / len(sample)
-
-
-def _rows_by_name(captions: Captions) -> Mapping[str, list[int]]:
-    rows: dict[str, list[int]] = defaultdict(list)
-    for row, id in enumerate(captions.image_ids):
-        rows[str(id).rsplit("/", 1)[-1]].append(row)
-    return rows
 
 
 def _is_here(id: str, content: str, rows: Mapping[str, list[int]], files: CollectionFiles) -> bool:

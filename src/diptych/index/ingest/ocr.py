@@ -51,18 +51,14 @@ def picture_reader() -> Reader:
 def read_written(place: str | Path, reader: Reader, *, say: Say = tell, show_progress: bool = True) -> int:
     """Read the pictures of an index that were not read before, and store their words; how many were read."""
     with closing(open_index(place, writable=True)) as index:
-        items = _unread(index)
+        unread = f"{COLUMN} is null" if COLUMN in index.info.columns else None
+        found = index.sample_items("image", unread, size=max(1, len(index)))
+        items = [item for item in found if frame_of(item) is None and index.file(item) is not None]
         done = 0
         starts = range(0, len(items), CHUNK)
         for start in track(starts, "reading what is written", show=show_progress):
             done += _read_some(index, items[start : start + CHUNK], reader, say)
         return done
-
-
-def _unread(index: Index) -> list[Item]:
-    known = COLUMN in index.info.columns
-    found = index.sample_items("image", f"{COLUMN} is null" if known else None, size=max(1, len(index)))
-    return [item for item in found if frame_of(item) is None and index.file(item) is not None]
 
 
 def _read_some(index: Index, items: Sequence[Item], reader: Reader, say: Say) -> int:
