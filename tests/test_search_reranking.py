@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from commands import diptych, refused
+from disks import make_read_only, small_disk
 from small import pictures, precomputed, texts
 
 from diptych.cache.local_features import LocalFeatures, features_place
@@ -258,6 +259,17 @@ def test_local_features_are_plain_files(kind: str, end: str, strange: Path, tmp_
     with pytest.raises(DataError, match="plain file"):
         LocalFeatures(strange, "m", create=True)
     assert (tmp_path / "thesis").read_bytes() == b"years of work"
+
+
+def test_local_features_are_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """SQLite wants to write beside what it reads."""
+    with small_disk(tmp_path / "disk") as disk:
+        place = disk / "i.index.features"
+        with closing(LocalFeatures(place, "m", create=True)) as store:
+            store.put([("image", "1", np.ones((3, 50), np.float16))])
+        make_read_only(disk)
+        with closing(LocalFeatures(place, "m")) as store:
+            assert store.get([("image", "1")]).keys() == {"image"}
 
 
 def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:

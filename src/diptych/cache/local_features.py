@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,9 +50,13 @@ class LocalFeatures:
         self._lock = threading.Lock()  # one connection, any thread
         for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
             CACHE.check_alone(path.with_name(path.name + end))
+        # where nothing can be written, SQLite cannot index its log, of which a writer that was closed leaves none
+        logged = path.with_name(f"{path.name}-wal").exists()
+        fixed = not (create or logged or os.access(path.parent, os.W_OK))
+        address = path.absolute().as_uri() + "?mode=ro&immutable=1" * fixed
         with storing(path):
             try:
-                self._database = sqlite3.connect(path, check_same_thread=False)
+                self._database = sqlite3.connect(address, uri=True, check_same_thread=False)
             except sqlite3.DatabaseError as error:
                 raise self._strange(error) from error
         try:
