@@ -46,7 +46,7 @@ def fill(draft: Draft, path: Path) -> Path:
         known = ", ".join(dict.fromkeys(names))
         raise DataError(f"{path} has no image column: call one of its columns ({known}) 'image'.")
     if columns is not None:
-        add_rows(draft, (row for file in files for row in _rows(file, columns)), columns)
+        add_rows(draft, (row for file in files for row in _rows(file)), columns)
     if not draft.keys:
         draft.problems.error("empty", path, "the table has no rows", "write one row per image or text")
     return files[0].parent
@@ -57,9 +57,7 @@ def image_folder(files: Sequence[Path]) -> Path:
     for file in files:
         columns = Columns.among(_columns(file, Problems())) if file.exists() else None
         if columns is not None:
-            names = [
-                str(row.values[columns.image]) for row, _ in zip(_rows(file, columns), range(5), strict=False)
-            ]
+            names = [str(row.values[columns.image]) for row, _ in zip(_rows(file), range(5), strict=False)]
             return image_root(names, file.parent, None)
     return files[0].parent
 
@@ -84,7 +82,7 @@ def _columns(file: Path, problems: Problems) -> list[str]:
     return list(schema.names)
 
 
-def _rows(file: Path, columns: Columns) -> Iterator[Row]:
+def _rows(file: Path) -> Iterator[Row]:
     split = split_in_name(file.stem) or UNSPLIT
     number = 0
     with _open(file) as table:

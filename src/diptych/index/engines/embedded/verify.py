@@ -32,7 +32,7 @@ def verify(
             faults.append(
                 f"{segment.file} has {segment.alive} live rows, but the catalog lists {items} items there."
             )
-    faults += _sums(state, db, folder)
+    faults += _sums(db, folder)
     total = _count(db, "SELECT count(*) FROM items")
     if total != state.count():
         faults.append(f"the catalog lists {total} items, but {state.count()} rows of vectors are live.")
@@ -56,7 +56,7 @@ def verify(
     return faults
 
 
-def _sums(state: State, db: sqlite3.Connection, folder: Path) -> list[str]:
+def _sums(db: sqlite3.Connection, folder: Path) -> list[str]:
     """Faults of items, thumbnails, full text and the small tables."""
     faults = []
     readers = (
