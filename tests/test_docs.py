@@ -259,6 +259,19 @@ def test_a_wrong_name_is_noticed() -> None:
     assert unknown_names([*wrong, *right]) == wrong
 
 
+def test_modules_named_in_docstrings_exist() -> None:
+    """``data.arrays`` or ``data.arrays.ranges``: what begins with a folder of the package is a module of it."""
+    source, names = ROOT / "src" / "diptych", []
+    for file in source.rglob("*.py"):
+        names += re.findall(r"``(?:diptych\.)?([a-z_]+(?:\.\w+)+)``", file.read_text("utf-8"))
+    named = [name.split(".") for name in names if (source / name.split(".")[0]).is_dir()]
+    modules = [parts for parts in named if parts[1] not in ("html", "json", "onnx", "safetensors")]
+    assert len(modules) > 10
+    for parts in modules:
+        places = [source.joinpath(*parts[:count]) for count in range(2, len(parts) + 1)]
+        assert places[-1].is_dir() or any(place.with_suffix(".py").is_file() for place in places), parts
+
+
 def parts_of(contents: str) -> list[Path]:
     """The pages that a contents page is divided into."""
     return sorted((ROOT / "docs").glob(f"{contents}-*.md"))

@@ -232,7 +232,7 @@ def read_centres(path: str | Path) -> Signs:
     """Centres (classes, bits) out of a file: CSQ's ``64_coco_80_class.pkl``, a pickled or an ``.npy`` array.
 
     CSQ's files are tensors as older versions of torch saved them, read with torch's unpickler of weights, which makes
-    tensors and nothing else; pickled arrays go through ``data.pickles``.
+    tensors and nothing else; pickled arrays go through ``data.decode.pickles``.
     """
     path = Path(path)
     try:

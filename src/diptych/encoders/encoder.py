@@ -94,7 +94,7 @@ class Encoder(nn.Module):
         return ()
 
     def packs(self, device: torch.device) -> bool:
-        """Whether texts that come packed (``data.packing``) are encoded faster on a device than padded ones."""
+        """Whether packed texts (``encoders.transformer``) are encoded faster on a device than padded ones."""
         return False
 
 

@@ -75,7 +75,7 @@ def attend(qkv: Tensor, starts: Tensor, seed: Tensor, heads: int, longest: int, 
     ``qkv``       (T, 3 · heads · width): queries, keys and values of all tokens, documents end to end
     ``starts``    (documents + 1,) int32: the first token of each; tokens from the last entry on get zeros
     ``seed``      (1,) int64, of the dropout, on the device: a recorded step draws a new one each time
-    ``longest``   at least the tokens of the longest document, at most ``data.packing.LONGEST``
+    ``longest``   at least the tokens of the longest document, at most ``LONGEST``
     ============  ==================================================================================
 
     Returns (T, heads · width).

@@ -256,7 +256,7 @@ class CentralSimilarity(Objective):
     ============  =========================================================================================
     paper         argument
     ============  =========================================================================================
-    centres       ``centres`` (C, K) of −1 and +1 (``data.hash_centres``); kept with the run
+    centres       ``centres`` (C, K) of −1 and +1 (``data.labels``); kept with the run
     fixed random  ``ties`` (K,) of −1 and +1
     λ = 0.05      ``quantisation``
     labels        ``batch.targets["labels"]`` (B, C) of zeros and ones

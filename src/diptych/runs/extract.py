@@ -1,4 +1,4 @@
-"""Images → grid features in the precomputed layout that published code and ``data.precomputed`` read.
+"""Images → grid features in the precomputed layout that published code and ``data.readers.precomputed`` read.
 
 =========================  =================================================================================
 ``{split}_ims.npy``        float16 (images, cells, channels), one row per image
@@ -11,7 +11,7 @@
 
 The split ``val`` is called ``dev`` in file names, as everywhere in that layout.
 
-Videos → one set of frame vectors each, in the layout that ``data.video_json`` reads.
+Videos → one set of frame vectors each, in the layout that ``data.readers.video_json`` reads.
 
 =========================  ===================================================================================
 ``features/VIDEO.npy``     float16 (frames, channels): the mean of the backbone's cells of each frame

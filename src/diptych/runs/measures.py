@@ -8,7 +8,7 @@ arguments                  ``ties``, ``bootstrap``, ``strict_images``, ``column`
 ``reads(path)``            whether a ``--data`` is a folder that it opens itself (``folder`` or ``folders``), which
                            ``wants`` describes
 ``reads_captions = False`` it needs no image-text data
-``reads_others = True``    it ranks the images of the data that are not in the split, ``data.others``
+``reads_others = True``    it ranks the images of the data that are not in the split, ``Prepared.others``
 ``members``                it is made of these evaluators
 =========================  ================================================================================
 """

@@ -27,10 +27,10 @@ class PairLoader:
     no state: the order comes from (seed, epoch), the augmentation of a batch from (seed, epoch, batch, rank),
     so an epoch may be entered at any batch and ``workers`` change nothing but the speed.
 
-    ``workers`` threads prepare batches ahead, each a whole batch (see ``data.ahead``); at most ``workers + 1``
+    ``workers`` threads prepare batches ahead, each a whole batch (see ``data.arrays``); at most ``workers + 1``
     are held. With CUDA they lie in pinned memory, into which features are read directly. Features keep the type
     they are stored in (see ``RegionInput``). With ``pack_texts`` the token ids of a batch come packed too (see
-    ``data.packing``).
+    ``encoders.transformer``).
     """
 
     def __init__(
