@@ -23,6 +23,7 @@ be called that.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
 import re
@@ -43,6 +44,11 @@ ROOMS = ("aggregators", "branches", "data", "encoders", "interaction", "model")
 """The folders whose files may define parts."""
 DEFINED = re.compile(r"^@part\nclass (\w+)", re.MULTILINE)
 LARGEST = 100_000_000  # number in a config.json: no size of a model is beyond it
+
+
+def content_digest(content: str) -> str:
+    """16 hex digits that stand for a text in ``content_arguments``."""
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def part(cls: type[T]) -> type[T]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +18,7 @@ from diptych import ops
 from diptych.branches.branch import Branch
 from diptych.data.concepts import Concepts, WordVectors
 from diptych.errors import SettingsError, one_of
-from diptych.parts import part
+from diptych.parts import content_digest, part
 from diptych.storage import MODEL
 from diptych.types import Batch, Embeddings, Features
 
@@ -167,12 +166,12 @@ class ConceptBranch(Branch, ops.TensorCache):
         return self.cached([*self.layers.parameters(), self.vectors, self.adjacency], None, self._convolve)
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        name = f"concepts-{_digest(self.words)}.json"
+        name = f"concepts-{self.content_arguments()['words']}.json"
         MODEL.write(folder / name, json.dumps(self.words, ensure_ascii=False))
         return {"words": name}
 
     def content_arguments(self) -> dict[str, Any]:
-        return {"words": _digest(self.words)}
+        return {"words": content_digest("\n".join(self.words))}
 
     def _convolve(self) -> Tensor:
         y = self.vectors
@@ -207,7 +206,3 @@ def _completed(vectors: WordVectors | None, g: int, width: int) -> Tensor:
     matrix = torch.from_numpy(np.asarray(vectors.matrix, dtype=np.float32))
     spread = float(matrix[found].std()) if int(found.sum()) else UNKNOWN_SPREAD
     return torch.where(found[:, None], matrix, spread * random)
-
-
-def _digest(words: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

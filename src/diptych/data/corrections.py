@@ -209,7 +209,7 @@ def _noisy(captions: Captions, noise: str) -> tuple[NDArray[np.int64], str, tupl
         )
     if match is None:
         rows = _rows_of_file(captions, path)
-        return rows, hashlib.sha256(path.read_bytes()).hexdigest()[:16], None
+        return rows, file_hash(path), None
     ratio, unit, own = float(match[1]), match[2], captions.image_of
     if ratio > 1:
         raise SettingsError(f"--noise is '{noise}': the ratio is a share of the {unit}s, from 0 to 1.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
 from diptych.data.problems import STOP, Problems
 from diptych.errors import DataError, SettingsError, at_least, one_of, reason_of
-from diptych.parts import part
+from diptych.parts import content_digest, part
 from diptych.storage import MODEL, expanded, parse_json
 
 COLUMN = "labels"  # the column of a manifest that holds the labels of an image
@@ -68,7 +67,7 @@ class Labels:
         return {"names": "labels.json"}
 
     def content_arguments(self) -> dict[str, Any]:
-        return {"names": hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]}
+        return {"names": content_digest("\n".join(self.names))}
 
 
 def predicted_labels(

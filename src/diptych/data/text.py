@@ -29,7 +29,7 @@ from diptych.data.vocabulary import (
     vocabulary_words,
 )
 from diptych.errors import DataError, SettingsError, reason_of
-from diptych.parts import part
+from diptych.parts import content_digest, part
 from diptych.progress import track
 from diptych.storage import MODEL
 
@@ -237,7 +237,7 @@ class WordInput(TextInput):
         return {"words": "vocabulary.json"}
 
     def content_arguments(self) -> dict[str, Any]:
-        return {"words": _digest("\n".join(self.words))}
+        return {"words": content_digest("\n".join(self.words))}
 
 
 @part
@@ -306,7 +306,7 @@ class WordPieceInput(HubInput):
 
     @cached_property
     def _digest(self) -> str:
-        return _digest(tokenizer_state(self.tokenizer))
+        return content_digest(tokenizer_state(self.tokenizer))
 
 
 def tokenizer_state(tokenizer: Any) -> str:
@@ -376,7 +376,3 @@ def _probability(value: float) -> float:
     if not 0 <= value < 1:
         raise SettingsError(f"augment={value} is no probability for words: give 0 or a number below 1.")
     return value
-
-
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from tokenizers.normalizers import Lowercase
 from diptych.data.arrays import Sets
 from diptych.data.text import CHUNK, HubInput, TextInput, TextStore, load_tokenizer, tokenizer_state
 from diptych.errors import DataError, SettingsError
-from diptych.parts import part
+from diptych.parts import content_digest, part
 from diptych.progress import track
 
 
@@ -76,7 +75,7 @@ class FixedLengthInput(HubInput):
 
     def content_arguments(self) -> dict[str, Any]:
         state = [tokenizer_state(self.tokenizer), self.masked, self.tokenizer.padding_side]
-        return {"source": hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]}
+        return {"source": content_digest(json.dumps(state))}
 
 
 MARKS, JOINTS = re.compile(r"""[,.'!?"()*#:;~]"""), re.compile(r"[-/]")

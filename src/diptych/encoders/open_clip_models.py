@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from diptych.encoders.encoder import check_stored, text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
 from diptych.encoders.pretrained import free_name, import_package
 from diptych.errors import DataError, DiptychError, SettingsError, reason_of
-from diptych.parts import part
+from diptych.parts import content_digest, part
 from diptych.progress import track
 from diptych.storage import MODEL, parse_json
 from diptych.types import Features, Inputs
@@ -198,7 +197,7 @@ def _names(source: str | Path) -> tuple[str, str | None]:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return content_digest(json.dumps(value, sort_keys=True))
 
 
 @contextmanager

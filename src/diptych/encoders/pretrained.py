@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import socket
@@ -22,6 +21,7 @@ from torch import nn
 
 from diptych.encoders.known_names import HUGGING_FACE, known_name
 from diptych.errors import DataError, MissingExtra, SettingsError, import_extra, reason_of
+from diptych.parts import content_digest
 from diptych.storage import MODEL, parse_json
 
 PATIENCE = 3.0  # seconds for the hub to take a connection
@@ -110,7 +110,7 @@ def read_processor(source: str | Path) -> dict[str, Any]:
 def config_identity(config: Any) -> str:
     """16 hex digits of an architecture: its configuration without where, when and by what it was written."""
     values = {key: value for key, value in config.to_dict().items() if key not in UNRELATED}
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return content_digest(json.dumps(values, sort_keys=True, default=str))
 
 
 def free_name(folder: Path, name: str) -> str:
