@@ -410,6 +410,13 @@ def test_wrong_arguments_say_so(index: EmbeddedIndex) -> None:
     assert index.verify() == []
 
 
+def test_numbers_beyond_float16_are_refused_without_a_warning(tmp_path: Path) -> None:
+    with EmbeddedIndex.create(tmp_path / "i", D, precision="float16") as index:
+        with pytest.raises(SettingsError, match=r"100000.*float32"):
+            index.add(images(1), np.full((1, D), 1e5, np.float32))
+        assert len(index) == 0
+
+
 def test_nothing_to_add_or_find(tmp_path: Path) -> None:
     with EmbeddedIndex.create(tmp_path / "i", D) as index:
         index.add([], np.zeros((0, D)))

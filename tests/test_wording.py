@@ -80,7 +80,7 @@ from diptych.index.engines.postgres.database import Database
 from diptych.index.ingest.collection_files import CollectionFiles
 from diptych.index.ingest.target import Target, check_clash
 from diptych.index.models import open_model
-from diptych.index.protocol import Item, Precision
+from diptych.index.protocol import Item, Precision, halves
 from diptych.index.query.filters import parse_filter
 from diptych.index.query.parse import parse_query
 from diptych.interaction.sgraf import SGR
@@ -285,6 +285,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: EmbeddedIndex.create(p / "new", 24, precision="int3"),
          "an index of the engine embedded stores float32 or float16 or binary, not the precision 'int3': choose one of "
          "these, or another engine."),
+        (lambda _: halves(np.full((1, 2), 1e5, np.float32)),
+         "a vector has the value 100000, beyond float16: store this index as float32."),
         (lambda _: read_address("milvus://db/x?colour=red"),
          "a Milvus URL has no option 'colour': the options are consistency, index, replicas, partitions, "
          "partition_by."),

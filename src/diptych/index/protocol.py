@@ -339,6 +339,17 @@ def record(item: Item) -> tuple[Any, ...]:
     return (*texts, item.collection)
 
 
+def halves(vectors: Vectors) -> NDArray[np.float16]:
+    """Vectors in float16; raises for a value that it cannot hold."""
+    with np.errstate(over="ignore"):
+        found = vectors.astype("<f2")
+    if not np.isfinite(found).all():
+        raise SettingsError(
+            f"a vector has the value {np.abs(vectors).max():g}, beyond float16: store this index as float32."
+        )
+    return found
+
+
 def new_facts(dimension: int, precision: str, model: str, fingerprint: str) -> dict[str, str]:
     """What a new index records of itself."""
     return {

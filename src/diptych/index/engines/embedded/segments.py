@@ -7,6 +7,7 @@ overwritten.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import re
@@ -14,14 +15,14 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.errors import IndexFault, SettingsError
+from diptych.errors import IndexFault
 from diptych.index import deadline
-from diptych.index.protocol import Precision, Vectors
+from diptych.index.protocol import Precision, Vectors, halves
 from diptych.storage import Entries, storing, sync
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
@@ -40,13 +41,6 @@ _STORED: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "binary": np.dtype("u1"),
 }
-
-
-class Hashing(Protocol):
-    """Something that reads bytes, such as a hash."""
-
-    def update(self, data: bytes, /) -> None:
-        """Read more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +73,7 @@ class RowLayout:
         """Stored rows of float32 vectors (n, dimension)."""
         if self.precision == "binary":
             return np.packbits(vectors >= 0, axis=1)
-        packed = vectors.astype(self.dtype)
-        if self.precision == "float16" and not np.isfinite(packed).all():
-            raise SettingsError(
-                f"a vector has the value {np.abs(vectors).max():g}, beyond float16: use float32."
-            )
-        return packed
+        return halves(vectors) if self.precision == "float16" else vectors.astype(self.dtype)
 
     def unpack(self, rows: NDArray[Any]) -> Vectors:
         """The float32 vectors that stored rows stand for; a binary one is ±1/√dimension throughout."""
@@ -209,7 +198,7 @@ def cut_short(path: Path, size: int, wanted: int) -> IndexFault:
     return IndexFault(f"{path.parent} is incomplete: {path.name} has {size} of {wanted} bytes; {ANEW}")
 
 
-def checksum(path: Path, start: int, size: int, beside: Hashing | None = None) -> int | None:
+def checksum(path: Path, start: int, size: int, beside: hashlib.blake2b | None = None) -> int | None:
     """The checksum of ``size`` bytes as they are on disk now; None when the file is gone or ends before.
 
     ``beside`` reads the same bytes.

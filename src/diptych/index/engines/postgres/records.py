@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError
 from diptych.index.engines.postgres.database import HalfVector, Vector
-from diptych.index.protocol import EXACT_INTEGER, Item, Vectors, record
+from diptych.index.protocol import EXACT_INTEGER, Item, Vectors, halves, record
 from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, Value
 from diptych.index.query.words import Tokenizer
 
@@ -151,7 +151,7 @@ def records(items: Sequence[Item], vectors: Vectors, precision: str, tokenizer: 
     words = tokenizer.words([one.text for one in items])
     out = []
     for one, metadata, counts, row in zip(items, plain, words, vectors, strict=True):
-        vector = Vector(row) if precision == "float32" else HalfVector(_halves(row))
+        vector = Vector(row) if precision == "float32" else HalfVector(halves(row))
         out.append(Record(one, metadata, dict(counts), vector, checksum(vector)))
     return out
 
@@ -182,13 +182,3 @@ def _check(one: Item) -> dict[str, Any]:
     if len(one.id.encode()) > ID_BYTES:
         raise DataError(f"the id '{one.id[:40]}…' is longer than {ID_BYTES} bytes: shorten it.")
     return metadata
-
-
-def _halves(row: Vectors) -> Any:
-    with np.errstate(over="ignore"):
-        halves = row.astype(np.float16)
-    if not np.isfinite(halves).all():
-        raise SettingsError(
-            f"a vector has the value {np.abs(row).max():g}, beyond float16: store this index as float32."
-        )
-    return halves
