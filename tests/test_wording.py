@@ -866,6 +866,16 @@ COMMANDS = {
         "FOLDER/stills does not exist: give the path of a data set, or 'emoji', the built-in one.",
     "audit emoji --output_dir /dev/null/x":
         "Invalid value for '--output_dir': /dev/null/x cannot be written: choose another folder.",
+    "judge FOLDER/scores.npy --data FOLDER --trec /dev/null/x":
+        "Invalid value for '--trec': /dev/null/x cannot be written: choose another folder.",
+    "evaluate FOLDER --output /dev/null/x.json":
+        "Invalid value for '--output': /dev/null/x.json cannot be written: choose another file.",
+    "label FOLDER FOLDER --output FOLDER":
+        "Invalid value for '--output': FOLDER cannot be written: choose another file.",
+    "show pooling FOLDER --output /dev/null/x.svg":
+        "Invalid value for '--output': /dev/null/x.svg cannot be written: choose another file.",
+    "search FOLDER dog --html /dev/null/x.html":
+        "Invalid value for '--html': /dev/null/x.html cannot be written: choose another file.",
     "extract FOLDER --outptu_dir FOLDER": "there is no option --outptu_dir: did you mean --output_dir?",
     "serach x y": "there is no command 'serach': did you mean search?",
     "index a b c": "one collection is indexed at a time: leave out c.",

@@ -10,6 +10,7 @@ import click
 
 from diptych.cli.flags import (
     OUTPUT,
+    OUTPUT_FILE,
     PATH,
     column_flags,
     columns_of,
@@ -74,7 +75,7 @@ detect_flag = option(
         "stop at a picture that cannot be read (default: leave it out and list it)",
         is_flag=True,
     ),
-    option("--output", "also save the report as JSON", type=PATH),
+    option("--output", "also save the report as JSON", type=OUTPUT_FILE),
     option("--ray", "count the ranks of vectors on a Ray cluster", metavar="ADDRESS"),
     detect_flag,
     column_flags,
@@ -159,7 +160,7 @@ def compare(results: tuple[Path, ...], others: tuple[str, ...], **options: Any) 
     multiple=True,
 )
 @option("--fold", "images of a fold", 1000, type=click.IntRange(1))
-@option("--trec", "folder to write TREC runs and qrels into", type=PATH)
+@option("--trec", "folder to write TREC runs and qrels into", type=OUTPUT)
 @column_flags
 def judge(scores: tuple[Path, ...], data: str, **options: Any) -> None:
     """Check a claimed number: which protocol gives it?

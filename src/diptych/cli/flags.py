@@ -11,7 +11,7 @@ import re
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -80,17 +80,23 @@ def together(*flags: Command) -> Command:
 
 
 class _Output(click.Path):
-    """A folder to write: one that cannot be written is refused before the work."""
+    """A folder or a file to write: one that cannot be written is refused before the work."""
+
+    def __init__(self, kind: Literal["folder", "file"]) -> None:
+        super().__init__(path_type=Path)
+        self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Its path."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not is_writable(path):
-            self.fail(f"{printable(str(path))} cannot be written: choose another folder.", param, ctx)
+        if not (
+            is_writable(path) if self.kind == "folder" else is_writable(path.parent) and not path.is_dir()
+        ):
+            self.fail(f"{printable(str(path))} cannot be written: choose another {self.kind}.", param, ctx)
         return path
 
 
-PATH, OUTPUT = click.Path(path_type=Path), _Output(path_type=Path)
+PATH, OUTPUT, OUTPUT_FILE = click.Path(path_type=Path), _Output("folder"), _Output("file")
 SEED = click.IntRange(0, 2**32 - 1)
 shard_flag = click.option(
     "--shard", "part", metavar="I/N", help="only part I of N of the shards, as in 2/8: one process of N"

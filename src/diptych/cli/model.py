@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, backend_flags, model_of, option, switch
+from diptych.cli.flags import OUTPUT_FILE, PATH, backend_flags, model_of, option, switch
 from diptych.progress import echo
 
 
@@ -68,7 +68,7 @@ def verify(folder: Path, **how: Any) -> None:
 @click.command()
 @click.argument("model", type=PATH)
 @click.argument("path", metavar="FOLDER")
-@option("--output", "table to write: kind, id, text, labels, scores", "labels.csv", type=PATH)
+@option("--output", "table to write: kind, id, text, labels, scores", "labels.csv", type=OUTPUT_FILE)
 @switch("texts", "label the texts too, where there are any")
 @option(
     "--threshold",

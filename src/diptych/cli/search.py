@@ -12,7 +12,15 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, place_first
-from diptych.cli.flags import PATH, backend_flags, backend_options, chance_flag, index_flag, option, root_flag
+from diptych.cli.flags import (
+    OUTPUT_FILE,
+    backend_flags,
+    backend_options,
+    chance_flag,
+    index_flag,
+    option,
+    root_flag,
+)
 from diptych.progress import echo
 
 if TYPE_CHECKING:
@@ -58,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @option("--paths", "print paths only, for pipes", is_flag=True)
 @option("--preview", "show the pictures in the terminal", is_flag=True)
-@option("--html", "also write the answers with thumbnails to this file", type=PATH)
+@option("--html", "also write the answers with thumbnails to this file", type=OUTPUT_FILE)
 @root_flag
 @backend_flags
 def search(

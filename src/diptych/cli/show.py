@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, SEED, Command, device_flags, option, together
+from diptych.cli.flags import OUTPUT_FILE, PATH, SEED, Command, device_flags, option, together
 from diptych.progress import echo
 
 
@@ -35,7 +35,7 @@ def _add_chart(function: str, output: str, help: str, *flags: Command, module: s
     def run(**options: Any) -> None:
         echo(getattr(importlib.import_module(f"diptych.runs.{module}"), function)(**options))
 
-    command = together(*flags, option("--output", "file to write", output, type=PATH))(run)
+    command = together(*flags, option("--output", "file to write", output, type=OUTPUT_FILE))(run)
     show.add_command(click.command(name, help=help)(command))
 
 
