@@ -406,6 +406,16 @@ def test_log_drops_lines_past_the_resumed_step(tmp_path: Path) -> None:
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 2, 3]
 
 
+def test_a_run_that_starts_again_starts_its_log_again(tmp_path: Path) -> None:
+    from diptych.training.log import Log
+
+    Log(tmp_path).write(0, {"epoch": -1})  # a closed form, killed before it was saved
+    Log(tmp_path, resumed_at=0)
+    assert len(read_log(tmp_path / "log.jsonl")) == 1
+    Log(tmp_path)
+    assert read_log(tmp_path / "log.jsonl") == []
+
+
 def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path) -> None:
     from diptych.runs.train import training_splits
     from diptych.training.checkpoint import (

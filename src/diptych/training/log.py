@@ -32,7 +32,8 @@ class Log:
         self.path = folder / "log.jsonl"
         self.writer: Any = None
         if self.path.exists():
-            kept = [line for line in read_log(self.path) if line["step"] <= (resumed_at or 0)]
+            last = -1 if resumed_at is None else resumed_at
+            kept = [line for line in read_log(self.path) if line["step"] <= last]
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if tensorboard:
             board = import_extra("torch.utils.tensorboard", "tensorboard", "--tensorboard", "tensorboard")
