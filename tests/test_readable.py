@@ -67,6 +67,14 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_a_closed_form_leaves_out_the_first_picture_too(table: Path, tmp_path: Path) -> None:
+    said = diptych(
+        "train", "ridge", "--data", table, "--output_dir", tmp_path / "run", "--image_size", 32,
+        "--image_encoder", vit_folder(tmp_path / "vit"), "--text_encoder", bert_folder(tmp_path / "bert"),
+    ).stderr  # fmt: skip
+    assert "left out 10 of 39 pictures" in said
+
+
 def test_training_and_evaluation_leave_them_out_and_say_so(table: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     said = diptych("train", "vse-plus-plus", "--data", table, "--output_dir", run, *FLAGS).stderr

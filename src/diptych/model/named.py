@@ -59,7 +59,7 @@ def image_side(
             )
         if settings.unit_input and name != "grid":
             raise SettingsError("--unit_input is for stored CNN vectors: give --image_encoder grid too.")
-        width = int(np.asarray(first_readable(captions.images)).shape[-1])
+        width = stored_width(captions)
         encoder: Encoder = (
             Regions(width, settings.dim, drop=drop)
             if name == "regions"
@@ -85,7 +85,7 @@ def _plugin_image_side(
     """An encoder from another package and its input; stored features tell it their ``width``."""
     name, given = settings.image_encoder, {}
     if holds_features(captions.images):
-        given = {"width": int(np.asarray(first_readable(captions.images)).shape[-1])}
+        given = {"width": stored_width(captions)}
     made = IMAGE_ENCODERS.make(name, settings, size=settings.image_size, **given)
     encoder = over_cells(made, settings.dim, drop, settings.train_backbone)
     if given and encoder is made:
@@ -96,6 +96,11 @@ def _plugin_image_side(
             f"--image_encoder {name} reads {reads}, {captions.name} holds {holds}: give another encoder or data set."
         )
     return encoder, PixelInput(**made.pixel_format)
+
+
+def stored_width(captions: Captions) -> int:
+    """Numbers in a row of the stored features."""
+    return int(np.asarray(first_readable(captions.images)).shape[-1])
 
 
 def check_pictures(captions: Captions, model: str) -> None:

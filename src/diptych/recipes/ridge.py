@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, holds_features
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.class_words import with_names
@@ -93,11 +91,11 @@ def _solver(settings: Settings) -> Ridge | None:
 
 def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encoder, ImageInput]:
     """A linear layer on frozen cells: stored ones, or those of a backbone."""
-    first, name = captions.images[0], settings.image_encoder
-    if isinstance(first, np.ndarray):
+    name = settings.image_encoder
+    if holds_features(captions.images):
         if name not in STORED:
             raise SettingsError(f"--image_encoder {name} reads pictures, {captions.name} has none: use grid.")
-        width = int(first.shape[-1])
+        width = named.stored_width(captions)
         return PrecomputedGrid(width, dim, drop=0.0), RegionInput(width)
     if name == "grid":
         raise SettingsError(f"--image_encoder grid reads features, {captions.name} has pictures: use lite0.")
