@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,14 @@ def test_the_command_writes_a_table(model, pictures, tmp_path):
     again = diptych("label", model, pictures, "--output", output, "--no_texts", "--threshold", "1")
     assert "0 of 5 images have a label" in again.output
     assert len(output.read_text().splitlines()) == 6
+
+
+def test_the_table_holds_names_that_are_not_utf8(model, tmp_path):
+    (tmp_path / "photos").mkdir()
+    small.pictures(tmp_path / "photos", 2)
+    (tmp_path / "photos" / "picture0.png").rename(tmp_path / "photos" / os.fsdecode(b"caf\xe9.png"))
+    diptych("label", model, tmp_path / "photos", "--output", tmp_path / "found.csv")
+    assert "caf\udce9.png" in (tmp_path / "found.csv").read_text("utf-8", "surrogatepass")
 
 
 def test_the_index_keeps_predicted_labels_as_columns(model, pictures, tmp_path):

@@ -16,7 +16,10 @@ from PIL import Image
 from resealed import VECTORS, D, make
 
 from diptych import progress
+from diptych.data.problems import LeftOut
 from diptych.errors import DataError, StorageError
+from diptych.evaluation.classes import ClassList
+from diptych.evaluation.uni_modal import _digest
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.progress import LOG, PrintableLines, echo, printable
@@ -143,6 +146,18 @@ def test_what_runs_print(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert plain(said.out + said.err)
     assert said.out.endswith("\tb\nc\n")
+
+
+def test_names_that_are_not_utf8_are_kept_in_files_or_quoted_alone(tmp_path: Path) -> None:
+    odd, photos = os.fsdecode(b"caf\xe9.png"), tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", odd):
+        Image.new("RGB", (40, 40)).save(photos / name)
+    said = refused("extract", photos, "--output_dir", tmp_path / "out")
+    assert "the name 'caf\\udce9.png' is not UTF-8" in said  # without what stood behind it
+    LeftOut({odd: "damaged"}).save(tmp_path)
+    assert (tmp_path / "unreadable.txt").read_text("utf-8", "surrogatepass") == f"{odd}\tdamaged\n"
+    assert _digest(ClassList("cub", [photos / odd], np.zeros(1, np.int64))).startswith("cub ")
 
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:

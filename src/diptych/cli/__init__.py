@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -49,7 +50,8 @@ class Verbs(RegistryGroup):
         except UnicodeEncodeError as error:  # of a file system, which may hold any bytes as a name
             if not any("\ud800" <= c <= "\udfff" for c in error.object):
                 raise
-            name = printable(error.object)[-200:]
+            names = re.finditer(r"[^\0\t\n]+", error.object)  # of several in one text, say which
+            name = printable(next(one[0] for one in names if one.end() > error.start))[-200:]
             _end(f"error: the name '{name}' is not UTF-8: give the file or folder another name.", 2)
         except OSError as error:
             if error.errno is None:  # not of the system

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from diptych.data.arrays import read_ahead
-from diptych.data.captions import Captions, ImageStore
+from diptych.data.captions import HALVES, Captions, ImageStore
 from diptych.errors import DataError, ImageError, reason_of
 from diptych.progress import counted, echo, track
-from diptych.storage import MODEL, write_text
+from diptych.storage import MODEL, write_bytes
 
 T = TypeVar("T")
 Severity = Literal["error", "warning"]
@@ -180,7 +180,8 @@ class LeftOut:
     def save(self, folder: Path) -> None:
         """Write all of them to ``unreadable.txt``, one per line; remove the file where there are none."""
         if self.reasons:
-            write_text(folder / FILE, "".join(f"{id}\t{reason}\n" for id, reason in self.reasons.items()))
+            lines = "".join(f"{id}\t{reason}\n" for id, reason in self.reasons.items())
+            write_bytes(folder / FILE, lines.encode("utf-8", HALVES))
         else:
             MODEL.remove(folder / FILE)
 

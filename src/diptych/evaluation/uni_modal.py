@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.data.captions import Captions
+from diptych.data.captions import HALVES, Captions
 from diptych.data.files import FileImages
 from diptych.data.problems import LeftOut, undecodable
 from diptych.errors import DataError, SettingsError
@@ -215,5 +215,5 @@ def _described(one: ClassList) -> str:
 
 def _digest(one: ClassList) -> str:
     names = [path.name for path in one.every]
-    digest = hashlib.sha256("\0".join(names).encode() + one.classes.tobytes())
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", HALVES) + one.classes.tobytes())
     return f"{one.name} {digest.hexdigest()[:16]}"

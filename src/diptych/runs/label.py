@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diptych.data.captions import HALVES
 from diptych.data.formats import open_captions
 from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable
-from diptych.storage import write_text
+from diptych.storage import write_bytes
 
 HEAD = ("kind", "id", "text", "labels", "scores")
 Labelling = Any
@@ -50,7 +51,7 @@ def label_collection(
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(HEAD)
     writer.writerows(rows)
-    write_text(output, table.getvalue())
+    write_bytes(output, table.getvalue().encode("utf-8", HALVES))
     return f"{output}: {' and '.join(counts)} have a label"
 
 
