@@ -19,6 +19,7 @@ from small import pictures, precomputed
 
 import diptych as package
 from diptych.cli import main
+from diptych.cli.flags import OUTPUT, OUTPUT_FILE
 from diptych.recipes import RECIPES
 from diptych.registries import COMMANDS, EXPORTERS
 
@@ -154,6 +155,13 @@ def test_a_file_that_may_not_be_read_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs a file that no disk can read")
+def test_what_is_written_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ``--output=~/a.json`` a shell leaves the ``~``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for kind in (OUTPUT, OUTPUT_FILE):
+        assert kind.convert("~/a.json", None, None) == tmp_path / "a.json"
+
+
 def test_a_disk_that_fails_is_a_sentence(tmp_path: Path) -> None:
     """The system gives no name with what it cannot read: its own memory at 0 is such a place."""
     (tmp_path / "texts.csv").symlink_to("/proc/self/mem")

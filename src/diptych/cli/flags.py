@@ -20,6 +20,7 @@ from diptych.machine import is_writable
 from diptych.names import Registry
 from diptych.progress import printable
 from diptych.settings import TrainingSettings, literal_choices, plain_type
+from diptych.storage import expanded
 
 if TYPE_CHECKING:
     from diptych.model.protocol import OpenedModel
@@ -88,7 +89,7 @@ class _Output(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Its path."""
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = expanded(os.fsdecode(super().convert(value, param, ctx)))
         if not (
             is_writable(path) if self.kind == "folder" else is_writable(path.parent) and not path.is_dir()
         ):
