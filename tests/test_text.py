@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
+from small import bert_folder
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -322,6 +324,23 @@ def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model_max_length=64,
     ).save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize(("kind", "length"), [("Bert", 64), ("Roberta", 61), (None, 2**31)])
+def test_texts_are_cut_at_the_positions_of_a_model_whose_tokenizer_states_none(
+    kind: str | None, length: int, tmp_path: Path
+) -> None:
+    """An hour of training must not end at the first long text."""
+    folder = bert_folder(tmp_path / "bert")
+    (folder / "config.json").unlink()
+    if kind is not None:
+        config = getattr(transformers, f"{kind}Config")(max_position_embeddings=64, pad_token_id=2)
+        config.save_pretrained(folder)
+    made = WordPieceInput(folder)
+    assert made.max_length == length
+    assert made.read(["dog " * 90]).size(0) == min(92, length)
+    made.save_assets(tmp_path)  # where the model's configuration lies in another folder
+    assert WordPieceInput(tmp_path / "tokenizer").max_length == length
 
 
 def test_wordpiece_ids_and_words(wordpiece: Path) -> None:

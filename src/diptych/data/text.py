@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 _TOKENIZER_LOCK = threading.Lock()
 CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
+UNSTATED = 2**31  # tokens; a tokenizer that does not say what its model reads has 10^30
+COUNT_FROM_PAD = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+)  # the first position is that of the pad token, plus 1
 
 
 @runtime_checkable
@@ -244,14 +250,15 @@ class WordInput(TextInput):
 class WordPieceInput(HubInput):
     """Pieces of any Hugging Face fast tokenizer, its special tokens around them (a transformer's input).
 
-    ``source`` is a folder or a hub id. Texts are cut at ``max_length`` tokens, by default at what the tokenizer says
-    its model can read. While training each word, all its pieces together, is touched with probability ``augment``.
+    ``source`` is a folder or a hub id. Texts are cut at ``max_length`` tokens, by default at what the tokenizer or its
+    model says that this can read. While training each word, all its pieces together, is touched with probability
+    ``augment``.
     """
 
     def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:
         self.tokenizer = load_tokenizer(source)
         self.augment = _probability(augment)
-        limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
+        limit = int(min(self.tokenizer.model_max_length, UNSTATED))
         if max_length is not None and not 3 <= max_length <= limit:
             raise SettingsError(f"max_length={max_length} is out of range: give 3 to {limit} tokens.")
         self.max_length = max_length or limit
@@ -321,7 +328,10 @@ def tokenizer_state(tokenizer: Any) -> str:
 
 
 def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
-    """The tokenizer of a folder or a hub id; with ``fast`` one that numbers the words of its pieces."""
+    """The tokenizer of a folder or a hub id; with ``fast`` one that numbers the words of its pieces.
+
+    One that does not say how many tokens its model reads is told by the model's configuration, and saved with it.
+    """
     from transformers import AutoTokenizer
 
     is_path = isinstance(source, Path) or Path(source).is_dir() or str(source).startswith((".", "/", "~"))
@@ -354,7 +364,21 @@ def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
         )
     if fast and not tokenizer.is_fast:
         raise DataError(f"the tokenizer '{source}' has no fast version: convert it to tokenizer.json first.")
+    if tokenizer.model_max_length > UNSTATED:
+        tokenizer.model_max_length = _positions(source, is_path) or tokenizer.model_max_length
     return tokenizer
+
+
+def _positions(source: str | Path, is_path: bool) -> int | None:
+    """How many tokens the model beside a tokenizer has positions for; None where there is none, or any number."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(source), local_files_only=is_path, trust_remote_code=False)
+        most = int(config.max_position_embeddings)
+        return most - (config.pad_token_id + 1) if config.model_type in COUNT_FROM_PAD else most
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def flatten(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych import kernels
+from diptych.data.text import COUNT_FROM_PAD
 from diptych.encoders.encoder import (
     AroundNetwork,
     check_rate,
@@ -160,8 +161,6 @@ def _join(x: Tensor) -> Tensor:
 
 
 COUNT_FROM_ZERO = ("bert",)
-# the first position is that of the pad token, plus 1
-COUNT_FROM_PAD = ("roberta", "xlm-roberta", "camembert")
 WIDTHS = (16, 32, 64, 128)  # widths of a head that the matrix units take
 
 
