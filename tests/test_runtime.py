@@ -29,7 +29,7 @@ from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.lite0 import FoldedConv, Lite0
 from diptych.errors import DataError, SettingsError
 from diptych.index.engines.opening import empty_index
-from diptych.index.models import whole_runtime
+from diptych.index.models import open_model, whole_runtime
 from diptych.index.protocol import Item
 from diptych.model.adapter import TorchModel
 from diptych.model.export_texts import ODD_TEXTS
@@ -226,9 +226,16 @@ def test_whatever_fails_in_the_exporter_loses_no_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(torch.onnx, "export", fails)
     assert "ValueError: an operator nobody knows" in add_runtime(tmp_path / "model")
     assert (tmp_path / "model" / FOLDER / "runtime.json").read_bytes() == before  # the old one stays
-    monkeypatch.setattr("diptych.model.runtime_export.write_texts", fails)
-    assert "ValueError: an operator nobody knows" in add_runtime(tmp_path / "model")
+    for name in ("write_texts", "_largest_text"):
+        monkeypatch.setattr(f"diptych.model.runtime_export.{name}", fails)
+        assert "ValueError: an operator nobody knows" in add_runtime(tmp_path / "model")
     RuntimeModel.open(tmp_path / "model").check()
+    model.save_pretrained(tmp_path / "bare")
+    said: list[str] = []
+    assert (
+        open_model(tmp_path / "bare", make=True, say=said.append).backend == "torch"
+    )  # as an index opens it
+    assert "ValueError: an operator nobody knows" in said[-1]
 
 
 def test_files_that_differ_from_torch_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

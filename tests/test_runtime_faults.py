@@ -26,7 +26,7 @@ from PIL import Image
 from test_runtime import picture_model, small_model, written
 
 from diptych.data.text import WordPieceInput
-from diptych.errors import DiptychError, RuntimeFault, StorageError
+from diptych.errors import DiptychError, RuntimeFault, SettingsError, StorageError
 from diptych.index.models import check_probes, open_model
 from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
@@ -362,6 +362,18 @@ def test_an_operator_that_this_onnx_runtime_lacks(home: Path) -> None:
     said = refusal(home)
     assert "Telepathy" in said
     assert "INVALID_GRAPH" not in said
+
+
+def test_a_written_file_that_this_onnx_runtime_does_not_run(
+    model: Retriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing it again would not help."""
+    monkeypatch.setattr(
+        torch.onnx, "export", lambda _, __, file, **___: foreign(Path(file), "Telepathy", "org.future")
+    )
+    with pytest.raises(SettingsError, match=r"no ONNX form .*Telepathy.*: search with torch\.$") as caught:
+        export_runtime(model, tmp_path / "model")
+    assert "again" not in str(caught.value)
 
 
 def test_an_operator_set_that_this_onnx_runtime_lacks(home: Path) -> None:

@@ -93,26 +93,39 @@ def export_runtime(model: Retriever, home: Path, source: Path | None = None) -> 
     import_extra("onnx", "train", "writing ONNX encoders")
     model = model.cpu().float().eval()
     model.precision = "no"
+    try:
+        with torch.no_grad():  # not inference mode, in which poolings remember what they computed
+            return _written(model, home, source or home)
+    except (OSError, StorageError):
+        raise
+    except Exception as error:  # torch's, the exporter's and ONNX Runtime's own, of many kinds
+        raise SettingsError(f"this model has no ONNX form ({_said(error)}): search with torch.") from error
+
+
+def _written(model: Retriever, home: Path, source: Path) -> list[str]:
     reader = type(model.image_input)
     if READERS.get(reader.__name__) != reader.__module__:
-        raise SettingsError(_refusal(f"its pictures are read by {reader.__name__}, which needs torch"))
-    with torch.no_grad():  # not inference mode, in which poolings remember what they computed
-        largest = {"image": _largest_set(model), "text": _largest_text(model)}
-        probes = _probes(model, largest)
-        probes.save(home / PROBES)
-        with replace_folder(home / FOLDER) as new:
-            try:
-                described = write_texts(model.text_input, new)
-            except SettingsError as error:
-                raise SettingsError(_refusal(str(error))) from error
-            lines = [_write_part(part, new, home / FOLDER) for part in _parts(model, probes, largest)]
-            facts = _facts(model, probes.fingerprint, described, largest)
-            _compare_whole(model, RuntimeModel(new, facts), probes)
-            found = {file.name: file_facts(file) for file in sorted(new.iterdir())}
-            files = [(source or home) / name for name in MODEL_FILES]
-            own = {file.name: file_facts(file) for file in files if file.is_file()}
-            replace(facts, files=found, model=own).save(new)
+        raise SettingsError(f"its pictures are read by {reader.__name__}, which needs torch")
+    largest = {"image": _largest_set(model), "text": _largest_text(model)}
+    probes = _probes(model, largest)
+    probes.save(home / PROBES)
+    with replace_folder(home / FOLDER) as new:
+        described = write_texts(model.text_input, new)
+        lines = [_write_part(part, new, home / FOLDER) for part in _parts(model, probes, largest)]
+        facts = _facts(model, probes.fingerprint, described, largest)
+        _compare_whole(model, RuntimeModel(new, facts), probes)
+        found = {file.name: file_facts(file) for file in sorted(new.iterdir())}
+        own = {name: file_facts(source / name) for name in MODEL_FILES if (source / name).is_file()}
+        replace(facts, files=found, model=own).save(new)
     return lines
+
+
+def _said(error: Exception) -> str:
+    """Why a model has no ONNX form, for the inside of a sentence."""
+    if isinstance(error, RuntimeFault):  # how to get a new file is none of it
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    kind = "" if isinstance(error, DiptychError) else f"{type(error).__name__}: "
+    return f"{kind}{reason_of(error, 200)}"
 
 
 def place_runtime(
@@ -159,10 +172,6 @@ def add_runtime(folder: Path) -> str:
     except Exception as error:  # the run is finished and saved: nothing of it may be lost here
         return f"no runtime was written ({type(error).__name__}: {error}): search with torch."
     return f"runtime for searching without torch: {home / FOLDER}"
-
-
-def _refusal(reason: str) -> str:
-    return f"this model has no ONNX form ({reason}): search with torch."
 
 
 def _labels(model: Retriever) -> tuple[str, LabelView] | None:
@@ -291,17 +300,11 @@ def _write_part(part: OnnxPart, folder: Path, target: Path) -> str:
     file, example = folder / part.name, part.batches[0]
     free = {name: {0: "batch"} if len(example) == 1 else {0: "batch", 1: "length"} for name in part.inputs}
     free |= {name: {0: "batch"} for name in part.outputs}
-    try:
-        with _recording():
-            torch.onnx.export(
-                part.module.eval(), example, str(file), dynamo=False, opset_version=OPSET, input_names=part.inputs,
-                output_names=part.outputs, dynamic_axes=free,
-            )  # fmt: skip
-    except OSError:
-        raise
-    except Exception as error:  # the exporter's own, of many kinds
-        reason = f"{part.name}: {type(error).__name__}: {reason_of(error, 200)}"
-        raise SettingsError(_refusal(reason)) from error
+    with _recording():
+        torch.onnx.export(
+            part.module.eval(), example, str(file), dynamo=False, opset_version=OPSET, input_names=part.inputs,
+            output_names=part.outputs, dynamic_axes=free,
+        )  # fmt: skip
     worst = _difference(part, file)
     return f"{target / part.name}: {file.stat().st_size / 1e6:.1f} MB, within {worst:.1e} of torch"
 
@@ -338,7 +341,7 @@ def _difference(part: OnnxPart, file: Path) -> float:
             different = np.abs(found - value.numpy()).max() / scale if found.shape == value.shape else np.inf
             worst = max(worst, float(different) if np.isfinite(different) else np.inf)
     if worst > CLOSE:
-        raise SettingsError(_refusal(f"{part.name} differs from torch by {worst:.1e}, more than {CLOSE}"))
+        raise SettingsError(f"{part.name} differs from torch by {worst:.1e}, more than {CLOSE}")
     return worst
 
 
@@ -351,4 +354,4 @@ def _compare_whole(model: Retriever, runtime: RuntimeModel, probes: Probes) -> N
     ):
         worst = float(np.abs(found - wanted.numpy()).max())
         if not worst <= CLOSE:
-            raise SettingsError(_refusal(f"its vectors differ from torch by {worst:.1e}, more than {CLOSE}"))
+            raise SettingsError(f"its vectors differ from torch by {worst:.1e}, more than {CLOSE}")
