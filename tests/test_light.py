@@ -473,6 +473,11 @@ def test_probes_refuse_a_backend_that_computes_something_else(model: Path, tmp_p
     with pytest.raises(RuntimeFault, match=r"worst cosine"):
         check_probes(open_model(copy, backend="torch"), copy)
     check_probes(open_model(model, backend="torch"), model)
+    (copy / PROBES).write_bytes((model / PROBES).read_bytes()[:1000])
+    said: list[str] = []
+    check_probes(open_model(copy, backend="torch"), copy, said.append)  # the file alone is at fault
+    assert len(said) == 1
+    assert "probes.safetensors is damaged" in said[0]
 
 
 def test_pairs_are_scored_by_torch_alone(world: World, tmp_path: Path) -> None:  # noqa: F811
@@ -607,3 +612,23 @@ def test_a_model_folder_is_shown_and_verified(model: Path, tmp_path: Path) -> No
     (copy / PROBES).unlink()
     shutil.rmtree(copy / FOLDER)
     assert "export runtime" in refused("model", "verify", copy)
+
+
+def test_probes_in_the_cache_are_those_of_a_folder_that_has_none(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    copy = shutil.copytree(model, tmp_path / "copy", ignore=shutil.ignore_patterns(FOLDER, PROBES))
+    made = open_model(copy, backend="torch")
+    cached = tmp_path / "cache" / "runtimes" / made.fingerprint()
+    shutil.copytree(model / FOLDER, cached / FOLDER)  # as where the model's folder cannot be written
+    probes = Probes.read(model / PROBES)
+    probes.save(cached / PROBES)
+    assert "8 texts, 3 images" in diptych("model", "info", copy).output
+    assert "by torch on cpu" in diptych("model", "verify", copy).output
+    turned = np.roll(probes.text_vectors, 1, axis=1)
+    Probes(probes.fingerprint, probes.texts, probes.images, turned, probes.image_vectors).save(
+        cached / PROBES
+    )
+    with pytest.raises(RuntimeFault, match="cosine"):
+        check_probes(made, copy)

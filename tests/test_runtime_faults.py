@@ -425,7 +425,7 @@ def test_a_change_that_no_probe_shows(home: Path) -> None:
         (lambda f: f.update(texts={"kind": "runes"}), "runes"),
         (lambda f: f["texts"].update(more=1), "tokenizer"),
         (lambda f: f.update(fingerprint="0" * 16), "0000000000000000"),
-        (lambda f: f["model"].update({"config.json": [1, ""]}), "config.json"),
+        (lambda f: f["model"].update({"config.json": [1, ""]}), "not written from this config.json"),
     ],
 )
 def test_damaged_facts(home: Path, change: Change, said: str) -> None:

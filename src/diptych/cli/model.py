@@ -20,8 +20,8 @@ def model() -> None:
 @click.argument("folder", type=PATH)
 def info(folder: Path) -> None:
     """Show the fingerprint, the files and the probes of a model."""
-    from diptych.index.models import open_model
-    from diptych.runtime.folder import PROBES, Probes, best_folder
+    from diptych.index.models import open_model, probes_of
+    from diptych.runtime.folder import best_folder
 
     home = best_folder(folder)
     opened = open_model(folder)
@@ -29,8 +29,7 @@ def info(folder: Path) -> None:
     echo(f"{'backend':12} {opened.backend}")
     for file in sorted(path for path in home.rglob("*") if path.is_file()):
         echo(f"{file.stat().st_size / 1e6:9.1f} MB {file.relative_to(home)}")
-    if (home / PROBES).is_file():
-        probes = Probes.read(home / PROBES)
+    if (probes := probes_of(opened, folder)) is not None:
         echo(
             f"{'probes':12} {len(probes.texts)} texts, {len(probes.images)} images of model {probes.fingerprint}"
         )
@@ -42,16 +41,14 @@ def info(folder: Path) -> None:
 def verify(folder: Path, **how: Any) -> None:
     """Encode the probes again, and compare. Status 2 if they differ."""
     from diptych.errors import SettingsError
-    from diptych.index.models import check_probes
-    from diptych.runtime.folder import PROBES, Probes, best_folder
+    from diptych.index.models import check_probes, probes_of
 
-    file = best_folder(folder) / PROBES
-    if not file.is_file():
+    opened = model_of(folder, how)
+    probes = probes_of(opened, folder)
+    if probes is None:
         raise SettingsError(
             f"{folder} has no probes to compare: write them with diptych export runtime {folder}."
         )
-    opened = model_of(folder, how)
-    probes = Probes.read(file)
     if probes.fingerprint != opened.fingerprint():
         raise SettingsError(
             f"the probes of {folder} are of model {probes.fingerprint}, its weights of {opened.fingerprint()}: copy "

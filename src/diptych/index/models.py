@@ -127,16 +127,25 @@ def whole_runtime(place: str | Path) -> Path:
     return place_runtime(place, again=False)[0]
 
 
+def probes_of(model: OpenedModel, place: str | Path) -> Probes | None:
+    """The probes beside a model, or beside its runtime in the user's cache; None: it has none."""
+    file = (find_runtime(place, model.fingerprint()) or best_folder(place)) / PROBES
+    return Probes.read(file) if file.is_file() else None
+
+
 def check_probes(model: OpenedModel, place: str | Path, say: Say = tell) -> None:
-    """Compare what a model makes of the probes in its folder, before vectors of it are stored.
+    """Compare what a model makes of its probes, before vectors of it are stored.
 
     A runtime is compared whenever it is opened. Without probes nothing is compared.
     """
-    file = best_folder(place) / PROBES
-    if model.backend == "onnx" or not file.is_file():
+    if model.backend == "onnx":
         return
-    probes = Probes.read(file)
-    if probes.fingerprint != model.fingerprint():  # of a model that was there before
+    try:
+        probes = probes_of(model, place)
+    except RuntimeFault as fault:
+        say(f"the model's vectors are not compared with its probes: {fault}")
+        return
+    if probes is None or probes.fingerprint != model.fingerprint():  # of a model that was there before
         return
     half = model.precision != "no"
     how = f"on {model.device}" + (f" in {model.precision}" if half else "")
@@ -219,7 +228,8 @@ def _no_runtime(place: str | Path) -> DiptychError:
     if _runtime_of(place, None):
         return RuntimeFault(
             f"the runtime of {place} makes float32 vectors on the CPU, and all else needs torch: leave out --backend, "
-            "--device, --compute_precision and --rerank, or install torch with pip install 'diptych[train]'."
+            "--device, --compute_precision, --rerank and --local_features, or install torch with pip install "
+            "'diptych[train]'."
         )
     if not is_pretrained_name(place) and not (best_folder(place) / "config.json").is_file():
         return RuntimeFault(f"{place} is not a model folder (no config.json): give the folder of a model.")

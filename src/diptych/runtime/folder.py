@@ -144,8 +144,11 @@ def read_facts(home: Path) -> RuntimeFacts:
         ) from None
     except (OSError, *MISREAD) as error:
         raise RuntimeFault(f"{file} is damaged ({error}): {advice(home)}.") from error
-    _check_sizes(home, folder, facts.files)
-    _check_sizes(home, home, {name: value for name, value in facts.model.items() if (home / name).is_file()})
+    _check_sizes(home, facts.files)
+    for name, (size, _) in facts.model.items():
+        file = MODEL.path(home, name)
+        if file.is_file() and file.stat().st_size != size:
+            raise written_from_another(home, name)
     return facts
 
 
@@ -165,6 +168,11 @@ def advice(home: Path) -> str:
     if home.parent == cache_folder() / RUNTIMES:
         return f"remove {home}, and diptych index writes it again, where torch is installed"
     return f"write it again with diptych export runtime {home}, where torch is installed"
+
+
+def written_from_another(home: Path, name: str) -> RuntimeFault:
+    """The fault of a runtime beside which a file of the model is not the one that it was written from."""
+    return RuntimeFault(f"{home / FOLDER} was not written from this {name}: {advice(home)}.")
 
 
 def file_facts(file: Path) -> list[Any]:
@@ -200,10 +208,10 @@ def is_size(value: object) -> bool:
     return type(value) is int and 0 < value <= LARGEST
 
 
-def _check_sizes(home: Path, folder: Path, files: Mapping[str, list[Any]]) -> None:
+def _check_sizes(home: Path, files: Mapping[str, list[Any]]) -> None:
     """Cheap signs of a copy that is not whole: the digests are for those who want to be sure."""
     for name, (size, _) in files.items():
-        file = MODEL.path(folder, name)
+        file = MODEL.path(home / FOLDER, name)
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             held = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"

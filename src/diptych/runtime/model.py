@@ -29,6 +29,7 @@ from diptych.runtime.folder import (
     compare,
     file_facts,
     read_facts,
+    written_from_another,
 )
 from diptych.runtime.session import OnnxSession
 from diptych.runtime.texts import text_reader
@@ -185,7 +186,7 @@ class RuntimeModel:
         for name, facts in self.facts.model.items():
             file = MODEL.path(self.home, name)
             if file.is_file() and file_facts(file) != facts:
-                raise RuntimeFault(f"{self.folder} was not written from this {name}: {advice(self.home)}.")
+                raise written_from_another(self.home, name)
 
     def check(self) -> list[str]:
         """Open both sides and compare them with the probes; what a person should know."""
