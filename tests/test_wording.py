@@ -844,7 +844,7 @@ COMMANDS = {
     "ablate codr": "there is no paper or recipe 'codr': did you mean coder?",
     "export runtim FOLDER": "there is no exporter 'runtim': did you mean runtime?",
     "model verify FOLDER":
-        "FOLDER has no probes to compare: write them with diptych export runtime FOLDER.",
+        "FOLDER is not a model folder (no config.json): give the folder of a trained run.",
     "search x.index": 'there is nothing to search for: give "two parrots", ./picture.jpg or --like ID.',
     "search x.index dog --reranker FOLDER": "--reranker re-ranks the top N hits: give --rerank N too.",
     "train vse-infinity --data emoji --output_dir FOLDER/run --image_pool meen":

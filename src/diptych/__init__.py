@@ -34,6 +34,7 @@ from diptych.errors import (
     StorageError,
     TrainingError,
     Unavailable,
+    without_torch,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'diptych' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(f"diptych.{_HOMES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"diptych.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise without_torch(error, f"diptych.{name}") from error
 
 
 def __dir__() -> list[str]:

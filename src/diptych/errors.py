@@ -97,6 +97,17 @@ def import_extra(name: str, extra: str, why: str, package: str = "") -> Any:
         raise MissingExtra(package or name.partition(".")[0], extra, why) from error
 
 
+WORKBENCH = ("torch", "transformers", "accelerate", "onnx")  # packages of the extra 'train'
+
+
+def without_torch(error: ModuleNotFoundError, why: str, extra: str = "train") -> MissingExtra:
+    """Which extra brings the package of the workbench that an import lacks; ``why`` says what needs it."""
+    package = str(error.name).split(".")[0]
+    if package not in WORKBENCH:
+        raise error
+    return MissingExtra(package, extra, why)
+
+
 class Interrupted(Exception):
     """The run was interrupted and its state saved; the message says how to resume."""
 

@@ -14,11 +14,9 @@ import click
 
 from diptych import __version__
 from diptych.cli.flags import RegistryGroup, advice
-from diptych.errors import DiptychError, Interrupted, MissingExtra
+from diptych.errors import DiptychError, Interrupted, without_torch
 from diptych.progress import echo, printable
 from diptych.registries import COMMANDS
-
-WORKBENCH = ("torch", "transformers", "accelerate", "onnx")  # packages of the extra 'train'
 
 
 class Verbs(RegistryGroup):
@@ -41,10 +39,7 @@ class Verbs(RegistryGroup):
             see = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
             _end(f"error: {advice(error)}{see}", 2)
         except ModuleNotFoundError as error:
-            package = str(error.name).split(".")[0]
-            if package not in WORKBENCH:
-                raise
-            _end(f"error: {MissingExtra(package, 'train', 'this command')}", 2)
+            _end(f"error: {without_torch(error, 'this command')}", 2)
         except (DiptychError, click.ClickException) as error:
             _end(f"error: {printable(str(error))}", 2)
         except UnicodeEncodeError as error:  # of a file system, which may hold any bytes as a name

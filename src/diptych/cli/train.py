@@ -18,6 +18,7 @@ from diptych.cli.flags import (
     user_flags,
     with_columns,
 )
+from diptych.errors import without_torch
 from diptych.names import import_plugins
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -118,6 +119,8 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
 def demo(output_dir: Path) -> None:
     """Train two models on emoji pictures, search them, write a report. A second run reuses what is there."""
     echo(f"demo: two models, an index and a report, in {output_dir}; loading the libraries", err=True)
-    from diptych.runs.demo import run_demo
-
+    try:
+        from diptych.runs.demo import run_demo
+    except ModuleNotFoundError as error:
+        raise without_torch(error, "the demo", "demo") from error
     run_demo(output_dir)
