@@ -51,5 +51,6 @@ def make_emoji_index(folder: Path) -> Path:
     captions = pictures()
     run = train_small(folder, captions)
     torch.manual_seed(0)
-    index_collection(open_model(run), captions, folder / "emoji.index", model_name=str(run.resolve()))
+    model = open_model(run, make=True)  # as ``diptych index`` opens it
+    index_collection(model, captions, folder / "emoji.index", model_name=str(run.resolve()))
     return folder / "emoji.index"

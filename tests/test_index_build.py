@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -260,6 +261,20 @@ def test_metadata_that_is_no_text_is_skipped(model: ColourModel, tmp_path: Path)
     assert built.skipped == [
         ("d1", "its name, texts or metadata are not valid Unicode: rename the file, or mend them.")
     ]
+
+
+def test_unequal_labels_of_the_texts_of_a_picture_are_one_list(model: ColourModel, tmp_path: Path) -> None:
+    photos = colour_photos(tmp_path / "photos")
+    rows = [
+        {"image": f"{name[0]}/{name}.png", "caption": text, "labels": labels}
+        for name in ("red", "blue")
+        for text, labels in ((f"a {name} square", [name, "dark"]), (f"something {name}", ["plain"]))
+    ]
+    (photos / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    index_collection(model, photos, tmp_path / "i")
+    with open_index(tmp_path / "i") as index:
+        assert index.count("image", 'labels contains "plain"') == 2
+        assert index.count("image", 'labels contains "red"') == 1
 
 
 def test_a_collection_that_cannot_be_read_at_all_keeps_its_items(

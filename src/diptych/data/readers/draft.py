@@ -236,12 +236,21 @@ def add_texts(draft: Draft, row: int, texts: Any, where: str, text_ids: Any = No
 def gather_labels(
     values: Sequence[Mapping[str, list[Any]]], columns: Sequence[str]
 ) -> list[Mapping[str, Any]]:
-    """Labels per image from the values of its rows: one where all that have a value agree, else tuples."""
+    """Labels per image from the values of its rows: one where all that have a value agree, else tuples.
+
+    The lists of an image's rows are one list.
+    """
     own_values = [{c: [v for v in row[c] if v is not None] for c in columns} for row in values]
     constant = {c: all(all(v == row[c][0] for v in row[c]) for row in own_values) for c in columns}
     return [
-        {c: next(iter(row[c]), None) if constant[c] else tuple(row[c]) for c in columns} for row in own_values
+        {c: next(iter(row[c]), None) if constant[c] else _joined(row[c]) for c in columns}
+        for row in own_values
     ]
+
+
+def _joined(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values, with the elements of those that are lists in their place."""
+    return tuple(one for value in values for one in (value if isinstance(value, list | tuple) else [value]))
 
 
 def with_files(draft: Draft, beside: Path) -> Captions:
