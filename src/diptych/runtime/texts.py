@@ -51,30 +51,29 @@ class Pieces(TextInput):
         self.file = file
         with tokenizing(file):
             self.backend = Tokenizer.from_buffer(content)
-        self.backend.no_padding()
+        if length is None:
+            self.backend.no_padding()
+        else:
+            self.backend.enable_padding(direction=side, pad_id=pad, length=length)
         self.backend.enable_truncation(max_length, direction=cut)
-        self.pad, self.length, self.side, self.masked = pad, length, side, masked
+        self.pad, self.length, self.masked = pad, length, masked
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
         lists: list[list[int]] = []
+        masks: list[list[int]] = []
         with tokenizing(self.file):
             for start in range(0, len(texts), CHUNK):
-                some = list(texts[start : start + CHUNK])
-                lists += [one.ids for one in self.backend.encode_batch_fast(some, add_special_tokens=True)]
-            if self.length is not None:
-                return self._fixed(lists, self.length)
-            ids, offsets = flatten(lists)
-        return TokenTexts(ids, np.full_like(ids, -1), offsets, self.pad)
-
-    def _fixed(self, lists: Sequence[Sequence[int]], length: int) -> TextStore:
+                found = self.backend.encode_batch_fast(list(texts[start : start + CHUNK]))
+                lists += [one.ids for one in found]
+                masks += [] if self.length is None else [one.attention_mask for one in found]
+            if self.length is None:
+                ids, offsets = flatten(lists)
+                return TokenTexts(ids, np.full_like(ids, -1), offsets, self.pad)
+            rows = np.array(lists, np.int32).reshape(len(texts), self.length)
         from diptych.data.text_inputs import FixedTexts
 
-        ids = np.full((len(lists), length), self.pad, dtype=np.int32)
-        mask = np.full(ids.shape, not self.masked)
-        for row, one in enumerate(lists):
-            place = slice(0, len(one)) if self.side == "right" else slice(length - len(one), length)
-            ids[row, place], mask[row, place] = one, True
-        return FixedTexts(ids, mask)
+        mask = np.array(masks, bool).reshape(rows.shape)
+        return FixedTexts(rows, mask if self.masked else np.ones_like(mask))
 
 
 def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
