@@ -66,6 +66,33 @@ def siglip2_folder(folder: Path) -> Path:
     return _save(folder, _lively(model), tokenizer, processor)
 
 
+def one_size_siglip2_folder(folder: Path) -> Path:
+    """SigLIP 2 of one picture size: SigLIP's network; its files name Gemma's tokenizer, which keeps the case."""
+    from transformers import Siglip2Tokenizer
+
+    siglip_folder(folder)
+    pieces = [
+        "<pad>",
+        "<eos>",
+        "<unk>",
+        "<bos>",
+        "<mask>",
+        "▁",
+        *string.ascii_lowercase,
+    ]  # as many as SigLIP's
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Siglip2Tokenizer(vocab=vocabulary, model_input_names=["input_ids"], padding_side="right")
+    tokenizer.save_pretrained(folder)
+    (folder / "spiece.model").unlink()
+    for file, changes in (
+        ("tokenizer.json", {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}}),
+        ("tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer"}),
+    ):
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**content, **changes}))
+    return folder
+
+
 def vit_folder(folder: Path) -> Path:
     """A ViT with a class token, as the image side of a fusion encoder."""
     from transformers import ViTConfig, ViTModel

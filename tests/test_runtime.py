@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import onnx
 import pytest
 import torch
 from commands import TINY, diptych
-from dual_folders import FOLDERS
+from dual_folders import clip_folder, one_size_siglip2_folder, siglip2_folder, siglip_folder
 from small import WORDS, pictures, precomputed
 from test_recipes import World, built, captions, loader_of, step, world  # noqa: F401  fixtures
 
@@ -187,10 +188,12 @@ def test_longer_texts_are_cut_as_torch_cuts_them(tmp_path: Path) -> None:
             refused.encode_text("...")
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
-def test_pretrained_dual_encoders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [clip_folder, siglip_folder, one_size_siglip2_folder])
+def test_pretrained_dual_encoders(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
-    place = FOLDERS[name](tmp_path / name)
+    place = make(tmp_path / "dual")
     home, _ = place_runtime(place)  # a folder of transformers, which is not ours to write in
     model = Retriever.from_pretrained(place)
     assert home == tmp_path / "cache" / "runtimes" / model.fingerprint()
@@ -206,7 +209,7 @@ def test_pretrained_dual_encoders(name: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_model_without_an_onnx_form_is_told_in_a_sentence(tmp_path: Path) -> None:
-    place = FOLDERS["siglip2"](tmp_path / "siglip2")
+    place = siglip2_folder(tmp_path / "siglip2")
     with pytest.raises(SettingsError, match="PatchedPixels"):
         place_runtime(place, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -34,7 +34,8 @@ def write_texts(text_input: TextInput, folder: Path) -> dict[str, Any]:
         MODEL.write(folder / VOCABULARY, words)
         described: dict[str, Any] = {"kind": "words", "max_length": text_input.max_length}
     elif isinstance(text_input, WordPieceInput | FixedLengthInput):
-        MODEL.write(folder / TOKENIZER, _tokenizer_json(text_input.tokenizer))
+        lower = isinstance(text_input, FixedLengthInput) and text_input.lower
+        MODEL.write(folder / TOKENIZER, _tokenizer_json(text_input.tokenizer, lower))
         described = _described(text_input)
     else:
         raise SettingsError(f"its texts are read by {type(text_input).__name__}, which needs torch")
@@ -58,8 +59,8 @@ def _described(text_input: WordPieceInput | FixedLengthInput) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tokenizer_json(tokenizer: Any) -> str:
-    """A tokenizer of transformers in the format of the package tokenizers."""
+def _tokenizer_json(tokenizer: Any, lower: bool) -> str:
+    """A tokenizer of transformers in the format of the package tokenizers; with ``lower``, of lower-cased texts."""
     if tokenizer.is_fast:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
     elif type(tokenizer).__name__ == "SiglipTokenizer":
@@ -67,6 +68,9 @@ def _tokenizer_json(tokenizer: Any) -> str:
     else:
         raise SettingsError(f"its tokenizer is a {type(tokenizer).__name__}, which needs sentencepiece")
     state["truncation"] = state["padding"] = None  # of the last call, not of the tokenizer
+    if lower:
+        own = [] if state["normalizer"] is None else [state["normalizer"]]
+        state["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
     return json.dumps(state, ensure_ascii=False)
 
 
