@@ -526,6 +526,9 @@ def test_gpus_and_half_precision_keep_torch(model: Path, monkeypatch: pytest.Mon
     assert open_model(model, "auto") == ("auto", "no")
     assert models.backend_of(model) == "torch"
     assert open_model(model, "cpu").backend == "onnx"
+    assert open_model(model, "auto", backend="onnx").backend == "onnx"  # who asks for it has it
+    with pytest.raises(SettingsError, match="--device"):
+        open_model(model, "cuda", backend="onnx")
 
 
 class Otherwise:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("torch", "onnx")
 VARIABLE = "DIPTYCH_BACKEND"  # the backend where a command does not say
+ON_CPU = (None, "cpu", "auto")  # devices with which ONNX Runtime may run a model
 
 Say = Callable[[str], None]
 """Told in sentences what the user should know: the device, what was skipped."""
@@ -69,7 +70,7 @@ def open_model(
     runtime is given one. ``say`` is told why torch runs a model that has a runtime.
     """
     backend = _backend(backend)
-    if backend == "onnx" and (_is_gpu(device) or precision != "no"):
+    if backend == "onnx" and (device not in ON_CPU or precision != "no"):
         raise SettingsError(
             "the backend onnx computes in float32 on the CPU: leave out --device and --compute_precision, or use "
             "--backend torch."
@@ -177,7 +178,7 @@ def _backend(backend: str | None) -> str | None:
 def _is_gpu(device: str | None) -> bool:
     """Whether a device is a GPU; for ``auto``, whether torch is installed and the machine seems to have one."""
     if device != "auto":
-        return device not in (None, "cpu")
+        return device not in ON_CPU
     if not has_torch():
         return False
     if "torch" in sys.modules:
