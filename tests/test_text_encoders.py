@@ -218,6 +218,15 @@ def test_a_source_that_is_no_model(text_model: Path, tmp_path: Path, monkeypatch
         TransformerText(tmp_path)
 
 
+def test_an_encoder_with_a_decoder_is_no_encoder(tmp_path: Path) -> None:
+    from transformers import T5Config, T5Model
+
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    T5Model(T5Config(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="'t5'"):
+        TransformerText(tmp_path)
+
+
 def test_weights_that_are_missing_are_never_random(text_model: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -58,7 +58,7 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     name = source_name(source)
-    if type(config) not in MODEL_MAPPING:
+    if type(config) not in MODEL_MAPPING or getattr(config, "is_encoder_decoder", False):
         raise DataError(f"{name} holds a '{config.model_type}', no encoder of transformers: choose another.")
     known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
     options: dict[str, Any] = {"dtype": torch.float32}
