@@ -16,18 +16,19 @@ import pytest
 import torch
 from commands import TINY, diptych
 from dual_folders import clip_folder, one_size_siglip2_folder, siglip2_folder, siglip_folder
-from small import WORDS, pictures, precomputed
+from small import WORDS, bert_folder, pictures, precomputed
 from test_recipes import World, built, captions, loader_of, step, world  # noqa: F401  fixtures
 
 from diptych import aggregators
 from diptych.data.captions import Captions
 from diptych.data.images import PixelInput, RegionInput
-from diptych.data.text import WordInput
+from diptych.data.text import WordInput, WordPieceInput
 from diptych.data.text_inputs import CleanedInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.lite0 import FoldedConv, Lite0
+from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
 from diptych.index.engines.opening import empty_index
 from diptych.index.models import open_model, whole_runtime
@@ -172,6 +173,26 @@ def test_sets_beyond_what_the_model_accepts_are_refused_as_by_torch(ranks: int, 
             refused.encode_image(np.zeros((ranks + 1, 6), np.float32))
         with pytest.raises((DataError, SettingsError), match=str(ranks)):
             refused.encode_text(" ".join(["cat"] * (ranks + 10)))
+
+
+def test_a_limit_that_the_tokenizer_does_not_know_is_found(tmp_path: Path) -> None:
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    folder = bert_folder(tmp_path / "text")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    ends = {"bos_token_id": 2, "eos_token_id": 3}
+    CLIPTextModel(CLIPTextConfig(vocab_size=40, max_position_embeddings=12, **sizes, **ends)).save_pretrained(
+        folder
+    )
+    (folder / "config.json").rename(tmp_path / "config.json")
+    words = WordPieceInput(folder, augment=0.0)  # of another folder
+    (tmp_path / "config.json").rename(folder / "config.json")
+    image = small_model("Mean").image
+    text = Tower(TransformerText(folder, 8), aggregators.Mean())
+    runtime = written(Retriever(image, text, RegionInput(6), words).eval(), tmp_path / "model")
+    assert runtime.facts.largest["text"] == 12
+    with pytest.raises(DataError, match="12"):
+        runtime.encode_text(" ".join(["cat"] * 20))
 
 
 def test_longer_texts_are_cut_as_torch_cuts_them(tmp_path: Path) -> None:

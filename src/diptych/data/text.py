@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 _TOKENIZER_LOCK = threading.Lock()
 CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
 UNSTATED = 2**31  # tokens; a tokenizer that does not say what its model reads has 10^30
-COUNT_FROM_PAD = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-)  # the first position is that of the pad token, plus 1
+COUNT_FROM_PAD = ("roberta", "xlm-roberta", "camembert")
+"""Models whose first position is that of the pad token, plus 1."""
 
 
 @runtime_checkable

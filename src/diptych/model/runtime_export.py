@@ -238,7 +238,7 @@ def _largest(run: Callable[[int], object], most: int = MOST) -> int | None:
     def accepts(count: int) -> bool:
         try:
             run(count)
-        except (DiptychError, IndexError, RuntimeError):
+        except (DiptychError, IndexError, RuntimeError, ValueError):
             return False
         return True
 
