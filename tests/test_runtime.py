@@ -439,7 +439,7 @@ def test_a_changed_runtime_in_the_cache_is_written_again(
 ) -> None:
     """Where no probe shows the change, too: it was copied to other programs."""
     monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
-    place = FOLDERS["siglip"](tmp_path / "siglip")
+    place = siglip_folder(tmp_path / "siglip")
     file = whole_runtime(place) / FOLDER / TEXT
     before = file.read_bytes()
     file.write_bytes(before.replace(b"pytorch", b"pyTorch", 1))
