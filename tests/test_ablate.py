@@ -16,7 +16,7 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 from commands import CODER, TINY, diptych, flags, refused
-from small import precomputed
+from small import bert_folder, precomputed
 from small_senteval import write_senteval
 
 from diptych.evaluation.significance import mean_and_interval
@@ -184,9 +184,48 @@ def test_without_a_table_the_recipe_is_varied_once(data: Path, tmp_path: Path) -
     """Also a recipe that one table alone has; a row that is asked for twice is one row."""
     own = ["--data", data, "--output_dir", tmp_path, *flags({**QUICK, "depth": 0})]
     said = diptych("ablate", "cookie-match", "--vary", "dim=8,16", *own, "--dry_run").stdout
-    assert "measured: cookie-match, dim = 8 (image-text), cookie-match, dim = 16 (image-text)." in said
+    assert "measured: cookie-match, dim = 8 (data), cookie-match, dim = 16 (data)." in said
     command = [*arguments("vse-infinity", "2", data, tmp_path), "--row", "none", "--row", "none"]
     assert "measured: none (COCO 1K)." in diptych(*command, "--dry_run").stdout
+
+
+def test_a_recipe_is_varied_on_several_data(data: Path, tmp_path: Path) -> None:
+    """Without a table, data have any names, columns of their own and no protocol of a paper."""
+    command = ["--vary", "dim=8,16", "--data", data, "--data", f"own-2={data}", "--dry_run", *flags(TINY)]
+    for name in (["ablate", "sgr"], ["reproduce", "vse-infinity"]):
+        said = diptych(*name, *command).stdout
+        assert f"measured beside data: {data}, split test, protocol plain." in said
+        assert f"measured beside own-2: {data}, split test, protocol plain." in said
+
+
+def test_a_flag_names_a_file_for_each_data_set(data: Path, tmp_path: Path) -> None:
+    """A later call on one of the data keeps the columns of the other."""
+    own = {"similarity_dim": 8, "text_teacher": bert_folder(tmp_path / "bert")}
+    other = precomputed(tmp_path / "other", train=25, dev=10, testall=10)
+    for name, images in (("f30k", 26), ("coco", 25)):
+        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).random((images, 4), np.float32))
+    command = [*arguments("cusa", "8", f"f30k={data}", tmp_path / "runs", **own), "--row", "SGR + CSA"]
+    command += ["--image_teacher", tmp_path / "{data}.npy", "--split", "val"]
+    diptych(*command, "--data", f"coco={other}")
+    for name in ("f30k", "coco"):
+        settings = read_run(tmp_path / "runs" / f"{name}-sgr-plus-csa-seed0")["settings"]
+        assert settings["image_teacher"] == str(tmp_path / f"{name}.npy")
+    diptych(*command)
+    content = json.loads((tmp_path / "runs" / "table-8.json").read_text())
+    assert set(content["columns"]) == set(content["rows"]["SGR + CSA"]["measured"]) == {"coco", "f30k"}
+
+
+def test_what_differs_from_the_preset_is_said(data: Path, tmp_path: Path) -> None:
+    """Of rows that take their recipe's defaults, and of the rows that a mean is made of."""
+    command = arguments("coder", "2", data, tmp_path)
+    said = "rows without a preset have their recipe's defaults; reproduce takes the preset paper."
+    assert said in diptych(*command, "--row", "DCL", "--dry_run").stdout
+    assert said not in diptych(*command, "--row", "DCL", "--preset", "f30k-bigru", "--concept_vectors", "glove",
+                               "--dry_run").stdout  # fmt: skip
+    table = [*arguments("vse-infinity", "5", data, tmp_path, learning_rate=0.1), "--row"]
+    assert "two models: a flag overrules its own epochs, learning_rate." in diptych(
+        *table, "SCAN, BUTD region, two models"
+    ).stdout  # fmt: skip
 
 
 def test_a_mean_of_rows_is_varied_with_them(data: Path, tmp_path: Path) -> None:
@@ -295,6 +334,21 @@ def test_mistakes_are_named_before_anything_is_trained(
     assert "5000" in refused(*arguments("coder", "4", data, tmp_path / "runs", clusters=5000))
     sts = ["ablate", "cusa", "--table", "hosts", "--data", f"f30k={data}", "--data", f"sts={data}"]
     assert "SentEval" in refused(*sts, "--output_dir", tmp_path / "runs", *flags(QUICK))
+    folder = write_senteval(tmp_path / "senteval", pairs=5) / "downstream"
+    for file in ("STS/STSBenchmark/sts-test.csv", "SICK/SICK_test_annotated.txt"):
+        (folder / file).unlink()
+    for file in (folder / "STS").glob("STS1*"):
+        shutil.rmtree(file)
+    said = refused(
+        *arguments("cusa", "11", f"coco={data}", tmp_path / "runs"), "--data", f"sts={folder.parent}"
+    )
+    assert "none of the sets STS12" in said
+    products = arguments("cusa", "10", f"coco={data}", tmp_path / "runs", similarity_dim=8)
+    (tmp_path / "sop" / "chair").mkdir(parents=True)
+    (tmp_path / "sop" / "Ebay_test.txt").write_text(
+        "image_id class_id super_class_id path\n1 1 1 chair/1.png\n"
+    )
+    assert "no features" in refused(*products, "--data", f"sop={tmp_path / 'sop'}", "--row", "SGR + CSA")
     hosts = arguments("cusa", "hosts", f"f30k={data}", tmp_path / "runs")
     wrongs = [("SGR", "text", "bigru"), ("SGR + USA", "image", "lite0"), ("SGR + USA", "image", "none.npy")]
     for name, teacher, wrong in wrongs:

@@ -13,6 +13,7 @@ from paper_world import World, run_to_the_end
 from diptych import tables
 from diptych.data.formats import open_captions
 from diptych.registries import PROTOCOLS, RECIPES
+from diptych.reports.page import COLOURS
 from diptych.reports.tables import TableResults
 from diptych.runs import columns
 from diptych.runs.columns import counts_of, measure_steps
@@ -141,6 +142,9 @@ def test_every_table_that_the_papers_have_is_there() -> None:
     assert {"6", "7", "8", "9", "10", "11", "12", "13"} <= set(tables_of("cusa"))
     assert {"1", "1b", "2", "3"} <= set(tables_of("cookie"))
     assert {"1", "consistency", "lambda", "figure-2"} <= set(tables_of("labelwise"))
+    assert "figure-3" in tables_of("vse-infinity")
+    assert {"figure-5", "figure-s3"} <= set(tables_of("coder"))
+    assert {"figure-1", "figure-2"} <= set(tables_of("cookie"))
     assert main_recipe("coder") == "coder"
     assert [row.name for row in tables_of("cusa-saf")["8"].rows] == [
         "SAF",
@@ -169,6 +173,19 @@ def test_a_preset_has_the_encoders_of_its_name(recipe: str) -> None:
             assert any(word in str(value) for value in values.values()), name
 
 
+def test_what_cookie_pre_trains_fits_its_tasks() -> None:
+    """The presets of the tasks name the encoders of the pre-trained model, where they read what it reads."""
+    whole = presets("cookie")["paper"]
+    for recipe, names in (
+        ("cookie-match", ["image_encoder", "train_backbone", "text_encoder"]),
+        ("cookie-hash", ["image_encoder", "train_backbone", "text_encoder"]),
+        ("cookie-video", ["text_encoder"]),
+    ):
+        assert {name: presets(recipe)["paper"][name] for name in names} == {
+            name: whole[name] for name in names
+        }
+
+
 @pytest.mark.parametrize("recipe", list(RECIPES))
 def test_any_recipe_is_varied_without_a_table(recipe: str) -> None:
     table = tables.sweep(recipe)
@@ -194,6 +211,20 @@ def test_the_lines_of_a_figure_of_rows() -> None:
     ]
     assert [line.style for line in lines] == ["-", "--", "-", "--", "-", "-"]
     assert len({line.colour for line in lines}) == 4
+
+
+def test_no_two_points_of_a_figure_look_alike(tmp_path: Path) -> None:
+    """Each method has a colour and a mark that no other has both of, and the interval of several seeds."""
+    table = tables_of("coder")["f4"]
+    assert table.figure is not None
+    rows = [row for row in table.rows if not row.published_only]
+    runs = [{"speed_thousand_pairs_per_second": 10.0, "rsum": 100.0 + seed} for seed in range(3)]
+    results = TableResults(table, table.groups, rows, {row.name: {"f30k": runs} for row in rows}, [])
+    points = results._by_speed(table.figure, rows, table.groups[0])
+    assert len({(point.colour % len(COLOURS), point.mark) for point in points}) == len(rows)
+    results.draw(tmp_path / "figure.svg")
+    bars = (tmp_path / "figure.svg").read_text().count('id="LineCollection_')
+    assert bars == len(rows)
 
 
 def test_folders_of_rows_differ() -> None:

@@ -204,13 +204,18 @@ def tables_of(name: str) -> dict[str, PaperTable]:
     return own[0] if len(own) == 1 else {}
 
 
-def sweep(recipe: str) -> PaperTable:
-    """A table of one row, the recipe as it is, for ``--vary`` without a table; measured as its first rows are."""
+def sweep(recipe: str, data: Sequence[str] = ()) -> PaperTable:
+    """A table of one row, the recipe as it is, for ``--vary`` without a table; measured as its first rows are.
+
+    Data have any names here, and each its own columns.
+    """
     own = [table.of_recipe(recipe) for paper in papers() for table in tables_of(paper).values()]
     groups = [group for table in own for group in table.groups if group.kind == "test"]
-    first = groups[0] if groups else _group("data", "recall", title="the data")
+    first = groups[0] if groups else _group("data", "recall", title="")
+    names = dict.fromkeys(name or "data" for name in data or [""])
+    made = [replace(first, name=name, title=name, train=name) for name in names]
     row = TableRow(recipe, recipe=recipe)
-    return PaperTable("", "vary", f"{recipe}, one setting varied", "not in the paper", (first,), (row,))
+    return PaperTable("", "vary", f"{recipe}, varied", "not in the paper", tuple(made), (row,))
 
 
 @cache

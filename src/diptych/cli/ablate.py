@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,11 @@ def _command(name: str, published: bool) -> click.Command:
         from diptych.runs.table_plan import TableRequest, data_by_name
 
         vary = _parse_vary(options.pop("vary"))
-        target = tables[table] if table is not None else _sweep(name, tables, bool(vary))
-        own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
-        request = TableRequest(
-            data, rows=rows, vary=vary, published=published, changes=user_flags(options), **own
-        )
+        target = tables[table] if table is not None else _sweep(name, tables, data if vary else None)
+        own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
+        own["published"] = published and bool(target.paper)
+        request = TableRequest(data, rows=rows, vary=vary, changes=user_flags(options), **own)
         folder = output_dir or Path("runs") / f"{name}-{target.name}"
         if dry_run:
             echo(runner.plan(target, folder, request))
@@ -131,11 +130,11 @@ def _parse_vary(given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:
-    """Where no table is named: for ``--vary`` the recipe as it is, else the one table there is."""
+def _sweep(name: str, tables: dict[str, PaperTable], data: Iterable[str] | None) -> PaperTable:
+    """Where no table is named: for ``--vary`` the recipe as it is, on these data, else the one table there is."""
     recipe = main_recipe(name) if name in papers() else name
-    if vary and recipe:
-        return sweep(recipe)
+    if data is not None and recipe:
+        return sweep(recipe, sorted(data))  # data without a name come first
     if len(tables) == 1:
         return next(iter(tables.values()))
     missing = f"--table is missing: choose one of {', '.join(tables)}."

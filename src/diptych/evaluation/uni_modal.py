@@ -51,6 +51,14 @@ class ImageClasses:
     reads = staticmethod(is_class_list)
     wants: ClassVar[str] = "the folder of CUB, SOP, In-Shop or iNaturalist"
 
+    @staticmethod
+    def check_folder(model: Retriever, folder: str | Path) -> None:
+        """Refuse a list without what the model reads: its pictures, or their stored features."""
+        pictures = model.image_input.pictures
+        for side in open_class_list(folder, pictures=pictures).sides:
+            if not pictures:
+                stored_features(folder, side.paths)
+
     def __call__(
         self, model: Retriever, data: Prepared | None = None, *, show_progress: bool = False
     ) -> Group:

@@ -214,7 +214,9 @@ def picture_of_lines(
             line.x, line.y, linestyle=line.style, color=colour, marker=line.mark, markersize=line.size,
             label=short_name(line.name),
         )  # fmt: skip
-        if any(line.spread):
+        if any(line.spread) and len(line.x) == 1:  # a band of one point has no width
+            axes.errorbar(line.x, line.y, yerr=line.spread, color=colour, capsize=3)
+        elif any(line.spread):
             low, high = (np.array(line.y) + sign * np.array(line.spread) for sign in (-1, 1))
             axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.grid(alpha=0.25)

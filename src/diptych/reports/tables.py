@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from diptych.evaluation.report import aligned_rows, markdown_rows
 from diptych.evaluation.significance import half_width, mean_and_interval
-from diptych.reports.charts import Line, picture_of_lines, save_picture
+from diptych.reports.charts import MARKS, Line, picture_of_lines, save_picture
+from diptych.reports.page import COLOURS
 from diptych.tables import Figure, PaperTable, TableGroup, TableRow
 
 FORMAT = 2
@@ -167,11 +168,25 @@ class TableResults:
         return lines
 
     def _by_speed(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
+        """A point for each row: a colour and a mark that no other row has both of."""
         ((metric, _),) = figure.metrics.items()
-        return [
-            _line(row.name, [mean(self.values(row, group, SPEED))], [self.values(row, group, metric)], colour)
-            for colour, row in enumerate(rows)
-        ]
+        points = []
+        for number, row in enumerate(rows):
+            speed, values = mean(self.values(row, group, SPEED)), self.values(row, group, metric)
+            mark = MARKS[number // len(COLOURS) % len(MARKS)]
+            point = _line(row.name, [speed], [values], number)
+            points.append(replace(point, style="none", mark=mark, size=7))
+        return points
+
+
+def beside_earlier(earlier: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as JSON, with the rows and columns of earlier calls that it does not have."""
+    if "format" not in earlier:  # of earlier versions: metrics of the validation split by row
+        return {**content, **({"earlier": earlier} if earlier else {})}
+    rows = dict(earlier["rows"])
+    for name, row in content["rows"].items():
+        rows[name] = {**row, "measured": {**rows.get(name, {}).get("measured", {}), **row["measured"]}}
+    return {**earlier, **content, "columns": {**earlier["columns"], **content["columns"]}, "rows": rows}
 
 
 def _series(figure: Figure, row: TableRow) -> str:

@@ -24,7 +24,7 @@ from diptych.progress import counted, echo
 from diptych.recipes.recipe import Recipe
 from diptych.registries import RECIPES
 from diptych.reports.charts import figure_class
-from diptych.reports.tables import Metrics, TableResults
+from diptych.reports.tables import Metrics, TableResults, beside_earlier
 from diptych.runs import columns
 from diptych.runs.evaluate import evaluate_runs
 from diptych.runs.reading import open_split
@@ -70,7 +70,9 @@ def ablate(table: PaperTable, folder: Path, wanted: TableRequest) -> TableResult
     place = folder / f"table-{table.name}"
     write_text(place.with_suffix(".md"), results.markdown())
     write_text(place.with_suffix(".tex"), results.latex())
-    write_text(place.with_suffix(".json"), json.dumps(_beside_earlier(place, results.json()), indent=2))
+    file = place.with_suffix(".json")
+    earlier = parse_json(MODEL.read(file)) if file.exists() else {}
+    write_text(file, json.dumps(beside_earlier(earlier, results.json()), indent=2))
     if table.figure is not None and results.measured:
         results.draw(folder / f"figure-{table.name}.svg")
     return results
@@ -82,15 +84,6 @@ def _check(table: PaperTable, folder: Path, wanted: TableRequest) -> Runner:
         figure_class()  # without the extra that draws, nothing is run
     runner.check()
     return runner
-
-
-def _beside_earlier(place: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The rows of this call, and those of earlier calls that it does not have."""
-    file = place.with_suffix(".json")
-    earlier = parse_json(MODEL.read(file)) if file.exists() else {}
-    if "format" not in earlier:  # of earlier versions: metrics of the validation split by row
-        return content | ({"earlier": earlier} if earlier else {})
-    return earlier | content | {"rows": {**earlier["rows"], **content["rows"]}}
 
 
 class Runner:
@@ -161,7 +154,7 @@ class Runner:
         kind = RECIPES[row.recipe].settings
         known = setting_names(kind)
         varied = {name: row.switches[name] for name in wanted.vary if name in row.switches}
-        flags = {name: value for name, value in wanted.changes.items() if name in known}
+        flags = {name: _on(cell, value) for name, value in wanted.changes.items() if name in known}
         values = {**self._own(cell), **flags, **varied, "seed": seed}
         made: TrainingSettings = from_json(kind, inherited(kind, values))
         return made
@@ -170,7 +163,7 @@ class Runner:
         """What a row's preset and its switches set."""
         row, wanted = cell.row, self.wanted
         name = wanted.preset or row.preset or (self.table.preset if wanted.published else "")
-        values = preset(row.recipe, name.format(data=cell.group.train)) if name else {}
+        values = preset(row.recipe, _on(cell, name)) if name else {}
         return {**values, **row.switches}
 
     def jobs(self, cell: Cell, seed: int) -> list[Job]:
@@ -353,6 +346,10 @@ class Runner:
                 said.append(f"measured beside {group.title}: {', '.join([*places, *rules])}.")
             elif places:
                 said.append(f"measured beside {group.title}: {', '.join(places)}.")
+        if name := self._preset_left_out():
+            said.append(
+                f"rows without a preset have their recipe's defaults; reproduce takes the preset {name}."
+            )
         if self.wanted.changes:
             flags = ", ".join(f"{name} {value}" for name, value in self.wanted.changes.items())
             said.append(f"settings of every row that has them: {flags}.")
@@ -361,12 +358,27 @@ class Runner:
             said.append(f"not measured, for want of data: {absent}.")
         return said
 
+    def _preset_left_out(self) -> str:
+        """The table's preset, where published rows without one of their own are run with their recipes' defaults."""
+        if self.wanted.published or self.wanted.preset:
+            return ""
+        rows = {row.name for row in self.rows if row.published and row.recipe and not row.preset}
+        own = (_on(cell, self.table.preset) for cell in self.cells() if cell.row.name in rows)
+        return " or ".join(dict.fromkeys(own))
+
     def _note(self, row: TableRow) -> str:
         """What a row's preset and switches set, and a flag sets otherwise."""
-        own = [self._own(cell) for cell in self.cells() if row.recipe and cell.row.name == row.name]
+        cells = [cell for cell in self.cells() if cell.row.name == row.name]
+        trained = [one for cell in cells for one in (cell.members or (cell,)) if one.row.recipe]
+        own = [self._own(one) for one in trained]
         flags = {name: value for name, value in self.wanted.changes.items() if name not in self.wanted.vary}
         lost = [name for name, value in flags.items() if any(one.get(name, value) != value for one in own)]
         return f"a flag overrules its own {', '.join(lost)}." if lost else ""
+
+
+def _on(cell: Cell, value: Any) -> Any:
+    """A setting or the name of a preset on the data of a cell, which ``{data}`` stands for."""
+    return value.replace("{data}", cell.group.train) if isinstance(value, str) else value
 
 
 def _history(run: Path) -> list[dict[str, float]]:

@@ -7,6 +7,7 @@ says of itself decides what it is given:
 arguments                  ``ties``, ``bootstrap``, ``strict_images``, ``column``: what the user or the run says
 ``reads(path)``            whether a ``--data`` is a folder that it opens itself (``folder`` or ``folders``), which
                            ``wants`` describes
+``check_folder``           called with a model and such a folder, raises where it lacks what the model reads
 ``reads_captions = False`` it needs no image-text data
 ``reads_others = True``    it ranks the images of the data that are not in the split, ``Prepared.others``
 ``members``                it is made of these evaluators

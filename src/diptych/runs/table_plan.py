@@ -13,8 +13,10 @@ from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.evaluation.protocols import EvaluationProtocol, rules_of
 from diptych.evaluation.retrieval import check_captions
+from diptych.evaluation.senteval import is_senteval
 from diptych.names import unknown_name
 from diptych.registries import PROTOCOLS, RECIPES
+from diptych.runs.columns import counts_of
 from diptych.runs.reading import open_split
 from diptych.runs.train import checked_method, noisy, training_splits
 from diptych.settings import TrainingSettings, setting_names, to_json
@@ -156,6 +158,11 @@ def _check_measured(cell: Cell, wanted: TableRequest) -> None:
     for place in cell.other:
         if hasattr(found, "reads") and not found.reads(Path(place)):
             raise SettingsError(f"the protocol {name} does not read {place}: give {found.wants}.")
+        if is_senteval(place):
+            sets = tuple(counts_of(place))
+            if not any(metric.startswith(sets) for metric in cell.group.columns):
+                heads = ", ".join(cell.group.columns.values())
+                raise SettingsError(f"{place} has none of the sets {heads}: give a folder with one of them.")
     if isinstance(found, EvaluationProtocol):
         judged = list(wanted.judgements or cell.group.judgements)
         view = open_split(cell.path, split_for(cell, wanted))
@@ -168,6 +175,10 @@ def _check_built(cell: Cell, settings: TrainingSettings, wanted: TableRequest) -
     method, _ = checked_method(RECIPES[cell.row.recipe], settings, parts)
     for teachers in (one for one in method.targets if isinstance(one, Teachers)):
         teachers.check(parts[0])
+    found: Any = PROTOCOLS.find(protocol_of(cell.group, wanted))
+    for place in cell.other:
+        if hasattr(found, "check_folder"):
+            found.check_folder(method.retriever, place)
     if cell.group.kind == "test" and not cell.other:
         view = open_split(cell.path, split_for(cell, wanted))
         check_data(method.evaluators, method.retriever, view)
