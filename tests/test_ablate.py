@@ -16,10 +16,11 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 from commands import CODER, TINY, diptych, flags, refused
-from small import bert_folder, precomputed
+from small import bert_folder, pictures, precomputed, texts
 from small_senteval import write_senteval
 
 from diptych.evaluation.significance import mean_and_interval
+from diptych.runs.columns import counts_of
 from diptych.tables import tables_of
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
@@ -309,6 +310,27 @@ def test_intervals_of_few_runs() -> None:
 def test_a_mean_alone_takes_the_settings_of_its_members(data: Path, tmp_path: Path) -> None:
     diptych(*arguments("vse-infinity", "baselines", data, tmp_path), "--row", "SCAN")
     assert len([run for run in tmp_path.iterdir() if (run / "run.json").exists()]) == 2
+
+
+def test_pictures_that_cannot_be_read_are_left_out_as_train_leaves_them_out(tmp_path: Path) -> None:
+    """Of tables too: in the plan, the training, the measuring and the counting; --strict_images stops."""
+    photos = pictures(tmp_path / "photos", 30)
+    lines = [
+        json.dumps({"image": path.name, "caption": f"{text} {n}", "split": ("train", "val", "test")[n % 3]})
+        for n, path in enumerate(photos)
+        for text in texts(2, seed=n)
+    ]
+    (tmp_path / "photos" / "metadata.jsonl").write_text("\n".join(lines))
+    for n in (0, 2):  # of the training and the test split
+        photos[n].unlink()
+    photos[3].write_bytes(photos[3].read_bytes()[:80])
+    command = arguments("vse-infinity", "2", tmp_path / "photos", tmp_path / "runs", image_size=32)
+    command += ["--row", "none", "--batch_size", 4]
+    assert "2 of 30 images are missing" in refused(*command, "--strict_images")
+    assert "1 run, about" in diptych(*command, "--dry_run").stdout
+    assert "left out 2 of 30 pictures" in diptych(*command).stderr
+    counted = counts_of(str(tmp_path / "photos"))
+    assert (counted["train_images"], counted["train_texts"], counted["test_images"]) == (9, 18, 9)
 
 
 def test_data_without_what_a_table_counts_are_refused(data: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from diptych.data.corrections import data_hash, file_hash
 from diptych.data.formats import open_captions
+from diptych.data.problems import Absent
 from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
 from diptych.progress import counted, echo
@@ -210,7 +211,8 @@ class Runner:
                 continue
             like = replace(job, settings=replace(job.settings, seed=0)).key
             if like not in costs:
-                costs[like] = columns.measure_steps(job.recipe, job.settings, open_captions(job.data))
+                captions = open_captions(job.data, problems=Absent())
+                costs[like] = columns.measure_steps(job.recipe, job.settings, captions)
             cost = costs[like]
             left = max(0, cost.steps * job.settings.epochs - _saved(run).get("step", 0))
             hours = left * np.array([cost.seconds, cost.cpu]) / 3600
@@ -249,7 +251,7 @@ class Runner:
             return list(columns.pooling_errors(cell.row.module, self.wanted.seeds, show_progress=show))
         if kind == "counts":
             return [columns.row_counts(cell.row, cell.group, cell.path)]
-        captions, settings = open_captions(cell.path), self.settings(cell, 0)
+        captions, settings = open_captions(cell.path, problems=Absent()), self.settings(cell, 0)
         if kind == "teachers":
             if cell.path not in self.teachers:
                 self.teachers[cell.path] = columns.teacher_costs(settings, captions)
@@ -325,7 +327,7 @@ class Runner:
     def _hash_of_split(self, path: str, split: str) -> str:
         """The hash of what is measured, found once: a report of other texts or images is not used again."""
         if (path, split) not in self.splits:
-            self.splits[path, split] = data_hash(open_split(path, split))
+            self.splits[path, split] = data_hash(open_split(path, split, Absent()))
         return self.splits[path, split]
 
     # --- words

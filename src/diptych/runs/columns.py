@@ -20,6 +20,7 @@ from diptych.data.captions import Captions
 from diptych.data.decode.processes import most_memory
 from diptych.data.formats import open_captions
 from diptych.data.labels import COLUMN, class_names, class_sets
+from diptych.data.problems import Absent, LeftOut, undecodable
 from diptych.data.readers.hashing_lists import RANKED
 from diptych.errors import DataError
 from diptych.evaluation.classes import is_class_list, open_class_list
@@ -33,7 +34,7 @@ from diptych.settings import TrainingSettings
 from diptych.tables import TableGroup, TableRow
 from diptych.targets.columns import fill_targets
 from diptych.training.checkpoint import RunCard
-from diptych.training.prepare import prepare, ready_views
+from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.session import Session
 from diptych.training.teachers import teachers_of
 
@@ -78,9 +79,11 @@ def measure_steps(
     batch = settings.batch_size
     if method.solver is not None:
         return Cost(0.0, 0.0, 0, parameters, 0, _memory())
-    some = _first(training, steps * batch)
     where = training_device("auto")
     how: dict[str, Any] = {"device": where, "show_progress": False}
+    some = _first(training, steps * batch)
+    if not settings.strict_images:
+        some = LeftOut().add(some, unreadable_images(method.retriever, some, **how))
     ready = prepare(method.retriever, some, **how)
     method.views = ready_views(method, some, **how)
     targets = fill_targets(method.targets, some, **{**how, "device": torch.device(where)})
@@ -140,6 +143,8 @@ def teacher_costs(settings: Any, captions: Captions) -> dict[str, dict[str, floa
     """Milliseconds of each module of CUSA for one batch, memory of the GPU, and bytes on disk."""
     training, _ = training_splits(captions)
     some = _first(training, settings.batch_size)
+    if not settings.strict_images:
+        some = LeftOut().add(some, undecodable(some.images, show_progress=False))
     where = torch.device(training_device("auto"))
     found: dict[str, dict[str, float]] = {}
     for live in (True, False):
@@ -198,10 +203,15 @@ def counts_of(path: str) -> dict[str, float]:
         listed = open_class_list(path, pictures=False)
         classes = {name for side in listed.sides for name in side.classes}
         return {"images": float(len(listed.every)), "classes": float(len(classes))}
-    captions = open_captions(path)
-    found = {"images": float(len(captions.images)), "texts": float(len(captions.texts))}
+    captions = open_captions(path, problems=Absent())
+    splits, of_texts = np.array(captions.splits), np.array(captions.splits)[captions.image_of]
+    found = {}
     for split in sorted(set(captions.splits)):
-        found[f"{split.removesuffix('all')}_images"] = float(captions.splits.count(split))
+        name = split.removesuffix("all")
+        found |= {
+            f"{name}_images": float((splits == split).sum()),
+            f"{name}_texts": float((of_texts == split).sum()),
+        }
     found["texts_per_image"] = len(captions.texts) / len(captions.images)
     if COLUMN in captions.labels:
         found["classes"] = float(len(class_names(class_sets(captions, COLUMN))))

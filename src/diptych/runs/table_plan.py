@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.formats import open_captions, separate_splits
+from diptych.data.problems import Absent, ToBeLeftOut
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.evaluation.protocols import EvaluationProtocol, rules_of
@@ -165,13 +166,14 @@ def _check_measured(cell: Cell, wanted: TableRequest) -> None:
                 raise SettingsError(f"{place} has none of the sets {heads}: give a folder with one of them.")
     if isinstance(found, EvaluationProtocol):
         judged = list(wanted.judgements or cell.group.judgements)
-        view = open_split(cell.path, split_for(cell, wanted))
+        view = open_split(cell.path, split_for(cell, wanted), Absent())
         check_captions(view, rules_of(protocol=name, judgements=judged))
 
 
 def _check_built(cell: Cell, settings: TrainingSettings, wanted: TableRequest) -> None:
     """Whether the method can be built, trained and validated, and its measures read the split."""
-    parts, _ = noisy(training_splits(open_captions(cell.path)), settings.noise)
+    problems = None if settings.strict_images else ToBeLeftOut()  # noise counts the images that are missing
+    parts, _ = noisy(training_splits(open_captions(cell.path, problems=problems)), settings.noise)
     method, _ = checked_method(RECIPES[cell.row.recipe], settings, parts)
     for teachers in (one for one in method.targets if isinstance(one, Teachers)):
         teachers.check(parts[0])
@@ -180,5 +182,5 @@ def _check_built(cell: Cell, settings: TrainingSettings, wanted: TableRequest) -
         if hasattr(found, "check_folder"):
             found.check_folder(method.retriever, place)
     if cell.group.kind == "test" and not cell.other:
-        view = open_split(cell.path, split_for(cell, wanted))
+        view = open_split(cell.path, split_for(cell, wanted), Absent())
         check_data(method.evaluators, method.retriever, view)
