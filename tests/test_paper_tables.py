@@ -213,6 +213,18 @@ def test_the_lines_of_a_figure_of_rows() -> None:
     assert len({line.colour for line in lines}) == 4
 
 
+def test_a_figure_shows_every_data_set(tmp_path: Path) -> None:
+    """λ on two of its three data sets: two lines each."""
+    table = tables_of("labelwise")["lambda"]
+    assert table.figure is not None
+    runs = [dict.fromkeys(table.figure.metrics, 50.0)]
+    measured = {row.name: {"flickr25k": runs, "coco": runs} for row in table.rows}
+    TableResults(table, table.groups, table.rows, measured, []).draw(tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    for name in ("FLICKR25K, text", "FLICKR25K, image", "COCO, text", "COCO, image"):
+        assert f"<!-- {name} → " in drawn
+
+
 def test_no_two_points_of_a_figure_look_alike(tmp_path: Path) -> None:
     """Each method has a colour and a mark that no other has both of, and the interval of several seeds."""
     table = tables_of("coder")["f4"]

@@ -223,6 +223,8 @@ def picture_of_lines(
     axes.set(xlabel=x_label, ylabel=y_label, **{f"{scale}scale": "log" for scale in logarithmic})
     if ticks:
         axes.set_xticks(range(len(ticks)), ticks)
+    elif all(isinstance(x, int) for line in lines for x in line.x) and "x" not in logarithmic:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(title, parse_math=False, loc="left")
     axes.legend(frameon=False, fontsize="small", title=legend or None)
     return figure

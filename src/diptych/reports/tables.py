@@ -129,11 +129,16 @@ class TableResults:
         figure = self.table.figure
         assert figure is not None
         names = {name for groups in self.measured.values() for name in groups}
-        group = next(group for group in self.groups if group.name in names)
-        rows = [row for row in self.rows if self.measured.get(row.name, {}).get(group.name)]
-        lines = {"epochs": self._over_epochs, "rows": self._over_rows, "speed": self._by_speed}[figure.over](
-            figure, rows, group
-        )
+        groups = [group for group in self.groups if group.name in names]
+        rows = [row for row in self.rows if set(self.measured.get(row.name, {})) & names]
+        way = {"epochs": self._over_epochs, "rows": self._over_rows, "speed": self._by_speed}[figure.over]
+        lines = way(figure, rows, groups[0])
+        if len(groups) > 1:  # a colour for each data set, a style for each metric
+            lines = [
+                replace(line, name=f"{group.title}, {line.name}", colour=number, style=("-", ":")[place % 2])
+                for number, group in enumerate(groups)
+                for place, line in enumerate(way(figure, rows, group))
+            ]
         ticks = _ticks(figure, rows) if figure.over == "rows" else []
         label = {"speed": "thousand pairs per second", "rows": figure.x}.get(figure.over, figure.over)
         log = "x" if figure.over == "speed" else ""  # models and pair scorers are a thousandfold apart
