@@ -81,7 +81,14 @@ class TableResults:
         return " ".join(one for one in (row.note, self.notes.get(row.name, "")) if one)
 
     def terminal(self) -> str:
-        return "\n".join([self.heading, "", *aligned_rows(self.cells()), "", *self.sentences()])
+        """A block for each group of columns: side by side they are wider than a terminal."""
+        lines = [self.heading, ""]
+        for group in self.groups:
+            own = [row for row in self.rows if row.published.get(group.name) or row.measured_in(group)]
+            (_, *head), *rows = replace(self, groups=[group], rows=own).cells()
+            title = group.title if len(self.groups) > 1 else "row"
+            lines += [*aligned_rows([[title, *head], *rows]), ""]
+        return "\n".join([*lines, *self.sentences()])
 
     @property
     def heading(self) -> str:

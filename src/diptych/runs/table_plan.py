@@ -162,8 +162,12 @@ def _check_measured(cell: Cell, wanted: TableRequest) -> None:
         if is_senteval(place):
             sets = tuple(counts_of(place))
             if not any(metric.startswith(sets) for metric in cell.group.columns):
-                heads = ", ".join(cell.group.columns.values())
-                raise SettingsError(f"{place} has none of the sets {heads}: give a folder with one of them.")
+                heads = [
+                    head for metric, head in cell.group.columns.items() if not metric.endswith("_average")
+                ]
+                raise SettingsError(
+                    f"{place} has none of the sets {', '.join(heads)}: give SentEval's data folder with one of them."
+                )
     if isinstance(found, EvaluationProtocol):
         judged = list(wanted.judgements or cell.group.judgements)
         view = open_split(cell.path, split_for(cell, wanted), Absent())
