@@ -256,10 +256,12 @@ class Runner:
             if cell.path not in self.teachers:
                 self.teachers[cell.path] = columns.teacher_costs(settings, captions)
             return [self.teachers[cell.path][cell.row.module]]
-        cost = columns.measure_steps(RECIPES[cell.row.recipe], settings, captions)
-        found = {name: getattr(settings, name, None) for name in cell.group.columns}
-        said = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-        return [{**cost.metrics(), **said, "parameters_million": cost.parameters / 1e6}]
+        steps = columns.STEPS if kind == "step" else 0
+        cost = columns.measure_steps(RECIPES[cell.row.recipe], settings, captions, steps=steps)
+        if steps:
+            return [cost.metrics()]
+        found = {name: getattr(settings, name) for name in cell.group.columns if hasattr(settings, name)}
+        return [{**found, "parameters_million": cost.parameters / 1e6}]
 
     def _train(self, job: Job) -> None:
         """Train a run that is not finished; the data of a finished one are compared by their hash."""

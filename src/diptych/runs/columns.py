@@ -70,14 +70,14 @@ def measure_steps(
     *,
     steps: int = STEPS,
 ) -> Cost:
-    """Build the method on the training split and make a few steps on its first pairs; nothing is kept."""
+    """Build the method on the training split and make a few steps on its first pairs, or none; nothing is kept."""
     training, _ = training_splits(captions)
     _forget_memory()
     seed_everything(settings.seed)
     method = recipe.build(settings, training)
     parameters = sum(p.numel() for p in method.retriever.parameters())
     batch = settings.batch_size
-    if method.solver is not None:
+    if method.solver is not None or not steps:
         return Cost(0.0, 0.0, 0, parameters, 0, _memory())
     where = training_device("auto")
     how: dict[str, Any] = {"device": where, "show_progress": False}
