@@ -21,6 +21,7 @@ from small_senteval import write_senteval
 
 from diptych.evaluation.significance import mean_and_interval
 from diptych.runs.columns import counts_of
+from diptych.runs.table_plan import table_data
 from diptych.tables import tables_of
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
@@ -188,6 +189,15 @@ def test_without_a_table_the_recipe_is_varied_once(data: Path, tmp_path: Path) -
     assert "measured: cookie-match, dim = 8 (data), cookie-match, dim = 16 (data)." in said
     command = [*arguments("vse-infinity", "2", data, tmp_path), "--row", "none", "--row", "none"]
     assert "measured: none (COCO 1K)." in diptych(*command, "--dry_run").stdout
+
+
+def test_a_path_alone_is_not_read_as_another_form(data: Path, tmp_path: Path) -> None:
+    """Regions are no grid: rows of grid features want their own data; a table of one form takes the path for it."""
+    said = diptych(*arguments("vse-infinity", "3", data, tmp_path), "--dry_run").stdout
+    assert "measured: Transformer, region (COCO 1K), BiGRU, region (COCO 1K)." in said
+    assert "for want of data: --data coco-grid=PATH." in said
+    table = tables_of("cusa")["12"]
+    assert table_data(table, {"": "photos"}) == {"coco-pictures": "photos"}
 
 
 def test_a_recipe_is_varied_on_several_data(data: Path, tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ def table_data(table: PaperTable, given: Mapping[str, str]) -> dict[str, str]:
         if not known:
             raise SettingsError(f"the table {table.name} reads no data: leave out --data {given[BARE]}.")
         first = table.groups[0].train or known[0]
-        forms = [name for name in known if name == first or name.startswith(f"{first}-")]
-        found = {**dict.fromkeys(forms or known[:1], given[BARE]), **found}
+        forms = [name for name in known if name.startswith(f"{first}-")]  # where no row reads the plain form
+        own = [first] if first in known else forms or known[:1]
+        found = {**dict.fromkeys(own, given[BARE]), **found}
     return found
 
 
