@@ -191,6 +191,15 @@ def test_without_a_table_the_recipe_is_varied_once(data: Path, tmp_path: Path) -
     assert "measured: none (COCO 1K)." in diptych(*command, "--dry_run").stdout
 
 
+def test_rows_that_differ_in_what_is_varied_have_its_values_as_names(data: Path, tmp_path: Path) -> None:
+    """A row "ε = 0.1, epsilon = 0.3" would be neither; a row that sets something else too keeps its name."""
+    command = ["--vary", "epsilon=0.3,0.4", "--dry_run"]
+    said = diptych(*arguments("coder", "sf2", data, tmp_path), *command).stdout
+    assert "measured: epsilon = 0.3 (Flickr30K), epsilon = 0.4 (Flickr30K)." in said
+    said = diptych(*arguments("coder", "3", data, tmp_path), "--row", "DCL_I", *command).stdout
+    assert "measured: DCL_I, epsilon = 0.3 (Flickr30K), DCL_I, epsilon = 0.4 (Flickr30K)." in said
+
+
 def test_a_path_alone_is_not_read_as_another_form(data: Path, tmp_path: Path) -> None:
     """Regions are no grid: rows of grid features want their own data; a table of one form takes the path for it."""
     said = diptych(*arguments("vse-infinity", "3", data, tmp_path), "--dry_run").stdout

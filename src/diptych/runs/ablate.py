@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,10 @@ from diptych.runs.table_plan import (
     protocol_of,
     split_for,
     table_data,
+    varied,
 )
 from diptych.runs.train import inherited, open_run, resumed_settings, start_or_resume
-from diptych.settings import TrainingSettings, from_json, parse_value, setting_names, to_json
+from diptych.settings import TrainingSettings, from_json, setting_names, to_json
 from diptych.storage import MODEL, parse_json, write_text
 from diptych.tables import PaperTable, TableGroup, TableRow, preset, slug
 from diptych.training.checkpoint import RunCard, check_resumable, has_state, read_run
@@ -94,8 +94,8 @@ class Runner:
         self.table, self.folder, self.wanted = table, folder, wanted
         self.data = table_data(table, wanted.data)
         named = [table.row(name) for name in dict.fromkeys(wanted.rows)] or list(table.rows)
-        self.rows = [one for row in named for one in self._varied(row)]
-        every = tuple(one for row in table.rows for one in self._varied(row))
+        self.rows = varied(table, named, wanted.vary)
+        every = tuple(varied(table, table.rows, wanted.vary))
         self.table = replace(table, rows=every)  # means find their members by name
         places = sorted(folder.iterdir()) if folder.is_dir() else []
         self.found = {run: self._key(run) for run in places if has_state(run)}
@@ -105,28 +105,6 @@ class Runner:
         self.teachers: dict[str, dict[str, dict[str, float]]] = {}  # path → module → costs
 
     # --- what there is to do
-
-    def _varied(self, row: TableRow) -> Iterator[TableRow]:
-        """The row, or one for each combination of the values of ``--vary`` that its recipe takes."""
-        members = [self.table.row(name) for name in row.mean_of] or [row]
-        kinds = [RECIPES[one.recipe].settings for one in members if one.recipe]
-        vary = {
-            name: values
-            for name, values in self.wanted.vary.items()
-            if kinds and all(name in setting_names(kind) for kind in kinds)
-        }
-        if not vary:
-            yield row
-            return
-        for values in product(*vary.values()):
-            named = dict(zip(vary, values, strict=True))
-            words = ", ".join(f"{name} = {value}" for name, value in named.items())
-            made = replace(row, name=f"{row.name}, {words}", published={})
-            if row.mean_of:
-                yield replace(made, mean_of=tuple(f"{name}, {words}" for name in row.mean_of))
-            else:
-                switches = {name: parse_value(kinds[0], name, value) for name, value in named.items()}
-                yield replace(made, switches={**row.switches, **switches})
 
     def cells(self) -> Iterator[Cell]:
         for row in self.rows:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.columns import counts_of
 from diptych.runs.reading import open_split
 from diptych.runs.train import checked_method, noisy, training_splits
-from diptych.settings import TrainingSettings, setting_names, to_json
+from diptych.settings import TrainingSettings, parse_value, setting_names, to_json
 from diptych.tables import PaperTable, TableGroup, TableRow
 from diptych.training.teachers import Teachers
 
@@ -90,6 +91,33 @@ def table_data(table: PaperTable, given: Mapping[str, str]) -> dict[str, str]:
         own = [first] if first in known else forms or known[:1]
         found = {**dict.fromkeys(own, given[BARE]), **found}
     return found
+
+
+def varied(table: PaperTable, rows: Sequence[TableRow], vary: Mapping[str, Sequence[str]]) -> list[TableRow]:
+    """The rows, each one once for every combination of the values of ``--vary`` that its recipe takes.
+
+    Where rows differ in nothing else than what is varied, their own names say nothing, and one of each value is left.
+    """
+    alike = len({(row.recipe, row.preset, row.reads, row.mean_of) for row in table.rows}) == 1
+    nameless = alike and all(row.switches and row.switches.keys() <= vary.keys() for row in table.rows)
+    found: dict[str, TableRow] = {}
+    for row in rows:
+        members = [table.row(name) for name in row.mean_of] or [row]
+        kinds = [RECIPES[one.recipe].settings for one in members if one.recipe]
+        known = [name for name in vary if kinds and all(name in setting_names(kind) for kind in kinds)]
+        for values in product(*(vary[name] for name in known)) if known else ():
+            named = dict(zip(known, values, strict=True))
+            words = ", ".join(f"{name} = {value}" for name, value in named.items())
+            made = replace(row, name=words if nameless else f"{row.name}, {words}", published={})
+            if row.mean_of:
+                made = replace(made, mean_of=tuple(f"{name}, {words}" for name in row.mean_of))
+            else:
+                switches = {name: parse_value(kinds[0], name, value) for name, value in named.items()}
+                made = replace(made, switches={**row.switches, **switches})
+            found[made.name] = made
+        if not known:
+            found[row.name] = row
+    return [*found.values()]
 
 
 def protocol_of(group: TableGroup, wanted: TableRequest) -> str:
