@@ -213,6 +213,16 @@ def test_the_lines_of_a_figure_of_rows() -> None:
     assert len({line.colour for line in lines}) == 4
 
 
+@pytest.mark.parametrize("table", EVERY, ids=lambda table: f"{table.paper}-{table.name}")
+def test_latex_has_a_command_for_every_letter(table: PaperTable) -> None:
+    measured = {
+        row.name: {group.name: [dict.fromkeys(group.columns, 1.0)] * 2 for group in table.groups}
+        for row in table.rows
+    }
+    content = TableResults(table, table.groups, table.rows, measured, []).latex()
+    assert "".join(line for line in content.splitlines() if not line.startswith("%")).isascii()
+
+
 def test_a_figure_shows_every_data_set(tmp_path: Path) -> None:
     """λ on two of its three data sets: two lines each."""
     table = tables_of("labelwise")["lambda"]

@@ -224,5 +224,5 @@ def _tex(text: str) -> str:
 _TEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     "\\": r"\textbackslash{}", "±": r"$\pm$", "∞": r"$\infty$", "→": r"$\to$", "−": "--",
-    "λ": r"$\lambda$", "ε": r"$\varepsilon$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$",
+    "λ": r"$\lambda$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$",
 }  # fmt: skip
