@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 
@@ -34,3 +36,13 @@ def reseal(folder: Path, statement: str, *values: object) -> None:
         db.execute(statement, values)
         checksums.seal(db)
         db.execute("COMMIT")
+
+
+def name_in_journal(database: Path, file: Path) -> None:
+    """Put a journal beside a database that asks SQLite to remove a file when the journal is undone."""
+    size = database.stat().st_size
+    page = int.from_bytes(database.read_bytes()[16:18], "big")
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(file)
+    head = magic + struct.pack(">5I", 0, 1, size // page, 512, page)
+    tail = struct.pack(">I", (1 << 30) // page + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+    database.with_name(f"{database.name}-journal").write_bytes(head.ljust(512, b"\0") + tail)

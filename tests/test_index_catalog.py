@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 from bombs import npy
+from circles import lead_in_circles
 from commands import refused
 from resealed import VECTORS, D, make, reseal
 
+from diptych import databases
 from diptych.errors import DiptychError, IndexFault
 from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.index import EmbeddedIndex
@@ -50,6 +53,12 @@ for writable in (False, True):
         EmbeddedIndex.open(sys.argv[1], writable=writable).close()
     except DiptychError as error:
         print(error)
+"""
+
+
+LITTLE_MEMORY = """
+import resource
+resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
 """
 
 
@@ -98,7 +107,7 @@ def test_the_schema_is_not_trusted(folder: Path) -> None:
 
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_statement_has_an_end(folder: Path, writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STEPS_ALLOWED", 20_000_000)
+    monkeypatch.setattr(databases, "STEPS_ALLOWED", 20_000_000)
     with EmbeddedIndex.open(folder, writable=writable) as index:
         store = index._store
         with (
@@ -107,6 +116,52 @@ def test_a_statement_has_an_end(folder: Path, writable: bool, monkeypatch: pytes
         ):
             db.execute(f"{ENDLESS} x FROM n WHERE x < 0").fetchone()
         assert index.search(VECTORS[0], 1).ids == ["image 0"]
+
+
+def test_a_trigger_behind_a_hundred_indexes(folder: Path) -> None:
+    """SQLite lets an index of a key stand there any number of times, and the look at all of them ended."""
+    with closing(sqlite3.connect(folder / "index.db", isolation_level=None)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        key = "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name LIKE 'sqlite_autoindex_items%'"
+        for _ in range(100):
+            db.execute(f"INSERT INTO sqlite_master {key} LIMIT 1")
+        trigger = "CREATE TRIGGER t AFTER INSERT ON dead BEGIN DELETE FROM items; END"
+        db.execute("INSERT INTO sqlite_master VALUES ('trigger', 't', 'dead', 0, ?)", (trigger,))
+    for writable in (False, True):
+        with pytest.raises(IndexFault, match="sqlite_autoindex_items"):
+            EmbeddedIndex.open(folder, writable=writable)
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "use"),
+    [
+        ("thumbnails", "INSERT INTO thumbnails VALUES (:n, zeroblob(400), 0)", "compact"),
+        ("thumbnails", "INSERT INTO thumbnails VALUES (:n, zeroblob(400), 0)", "verify"),
+        ("dead", "INSERT INTO dead VALUES (:n, :n)", "verify"),
+        ("collections", "INSERT INTO collections VALUES (:n, 'name', hex(zeroblob(15)))", "collections"),
+    ],
+)
+def test_pages_that_lead_in_circles(table: str, rows: str, use: str, folder: Path) -> None:
+    """A table of two hundred million rows in a file of a megabyte: in a process with little memory."""
+    rewrite(folder, "PRAGMA journal_mode = DELETE; PRAGMA page_size = 512; VACUUM")
+    with closing(sqlite3.connect(folder / "index.db")) as db:
+        db.executemany(rows, ({"n": n} for n in range(100, 30_000)))
+        checksums.seal(db)
+        db.commit()
+    lead_in_circles(folder / "index.db", table, depth=5)
+    script = LITTLE_MEMORY + USE.replace(".close()", f".{use}()")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "more memory" not in done.stdout
+
+
+def test_a_file_is_as_large_as_what_was_written(folder: Path) -> None:
+    """One of a terabyte took as many steps as its size."""
+    before = databases.size_on_disk(folder / "index.db")
+    os.truncate(folder / "index.db", 1 << 40)
+    assert databases.size_on_disk(folder / "index.db") < before + 100_000
 
 
 # ---------------------------------------------------------------------- values

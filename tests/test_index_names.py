@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import process, refused
-from resealed import VECTORS, make, reseal
+from resealed import VECTORS, make, name_in_journal, reseal
 
 from diptych.errors import IndexFault
 from diptych.index.engines.embedded.index import EmbeddedIndex
@@ -225,6 +225,28 @@ def test_files_of_the_database(
         child.communicate()
     assert child.returncode == 2
     assert f"index.db{suffix} is a link, a pipe" in said
+
+
+def test_a_journal_that_names_another_file(folder: Path, outside: Path) -> None:
+    """SQLite removed that file when an index was verified or opened for writing."""
+    name_in_journal(folder / "index.db", outside)
+    use(folder, "index.db-journal names another file")
+
+
+def test_a_catalog_of_another_name_is_verified_as_a_copy(folder: Path, tmp_path: Path) -> None:
+    """A journal beside it would be undone in the other place."""
+    (folder / "index.db-journal").touch()
+    os.link(folder / "index.db", tmp_path / "own.db")
+    before = (folder / "index.db").stat().st_mtime_ns
+    with EmbeddedIndex.open(folder) as index:
+        assert index.verify() == []
+    journal = folder / "index.db-journal"
+    name_in_journal(folder / "index.db", tmp_path / "none")
+    journal.write_bytes(journal.read_bytes()[:512])
+    with EmbeddedIndex.open(folder) as index:
+        assert index.verify() == []
+    assert (folder / "index.db").stat().st_mtime_ns == before
+    assert journal.exists()
 
 
 @pytest.mark.parametrize("pattern", ["vectors-*-image*", "graph-*"])

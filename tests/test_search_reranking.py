@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sqlite3
@@ -12,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from circles import lead_in_circles
 from commands import diptych, refused
 from disks import make_read_only, small_disk
+from resealed import name_in_journal
 from small import pictures, precomputed, texts
 
 from diptych.cache.local_features import LocalFeatures, features_place
@@ -272,6 +273,15 @@ def test_local_features_are_read_where_nothing_can_be_written(tmp_path: Path) ->
             assert store.get([("image", "1")]).keys() == {"image"}
 
 
+def test_a_journal_that_names_another_file(strange: Path, tmp_path: Path) -> None:
+    """SQLite removed that file, for a search."""
+    (tmp_path / "thesis").write_bytes(b"years of work")
+    name_in_journal(strange, tmp_path / "thesis")
+    with pytest.raises(DataError, match=f"{strange.name}-journal names another file"):
+        LocalFeatures(strange, "m")
+    assert (tmp_path / "thesis").exists()
+
+
 def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:
     """They were errors of SQLite."""
     place = tmp_path / "i.index.features"
@@ -294,33 +304,14 @@ def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:
 
 def test_pages_in_circles_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 13 pages leads to the next one some twenty times: their rows were read for ever."""
-    monkeypatch.setattr("diptych.cache.local_features.STEPS_ALLOWED", 2_000_000)
-    place, size = tmp_path / "i.index.features", 512
+    monkeypatch.setattr("diptych.databases.STEPS_ALLOWED", 2_000_000)
+    place = tmp_path / "i.index.features"
     with closing(sqlite3.connect(place)) as db:
-        db.execute(f"PRAGMA page_size = {size}")
+        db.execute("PRAGMA page_size = 512")
         db.execute("VACUUM")
     LocalFeatures(place, "m", create=True).close()
-    with closing(sqlite3.connect(place)) as db:
-        db.execute("PRAGMA journal_mode = DELETE")
-        rows = [(f"{n:06d}",) for n in range(30_000)]
-        db.executemany("INSERT INTO features VALUES ('m', ?, '1', 1, x'0000')", rows)
-        db.commit()
-        (root,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'features'").fetchone()
-    data = bytearray(place.read_bytes())
-    kinds = {page: data[(page - 1) * size] for page in range(2, len(data) // size + 1)}
-    inner = [page for page, kind in kinds.items() if kind == 2 and page != root]
-    chain = [
-        root,
-        *inner[:12],
-        next(page for page, kind in kinds.items() if kind == 10),
-    ]  # the last is a leaf
-    for page, following in itertools.pairwise(chain):
-        at, pointer = (page - 1) * size, following.to_bytes(4, "big")
-        for cell in range(int.from_bytes(data[at + 3 : at + 5], "big")):
-            entry = at + int.from_bytes(data[at + 12 + 2 * cell : at + 14 + 2 * cell], "big")
-            data[entry : entry + 4] = pointer
-        data[at + 8 : at + 12] = pointer
-    place.write_bytes(data)
+    forged(place, *(f"INSERT INTO features VALUES ('m', '{n:06d}', '1', 1, x'0000')" for n in range(30_000)))
+    lead_in_circles(place, "features")
     with closing(LocalFeatures(place, "m")) as store, pytest.raises(IndexFault, match=place.name):
         store.contents()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.databases import STEPS, check_files, most_steps
 from diptych.errors import IndexFault, SettingsError, StorageError
 from diptych.storage import CACHE, expanded, storing
 
@@ -21,9 +22,6 @@ _LAYOUT = """CREATE TABLE features (
   model text not null, id text not null, content text not null, elements integer not null, data blob not null,
   primary key (model, id)
 ) without rowid"""
-# steps of SQLite's machine between two looks, and those of one transaction at most, the latter for each byte:
-# pages that lead in circles would be read for ever
-STEPS, STEPS_ALLOWED, STEPS_PER_BYTE = 1_000_000, 20_000_000, 10
 DISK = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_BUSY", "SQLITE_LOCKED")
 _SCHEMA = [("table", "features", _LAYOUT)]
 
@@ -48,8 +46,7 @@ class LocalFeatures:
     def __init__(self, path: Path, model: str, *, create: bool = False) -> None:
         self.path, self.model = path, model
         self._lock = threading.Lock()  # one connection, any thread
-        for end in ("", "-wal", "-shm", "-journal"):  # which SQLite opens as well
-            CACHE.check_alone(path.with_name(path.name + end))
+        check_files(CACHE, path, changed=True)
         # where nothing can be written, SQLite cannot index its log, of which a writer that was closed leaves none
         logged = path.with_name(f"{path.name}-wal").exists()
         fixed = not (create or logged or os.access(path.parent, os.W_OK))
@@ -83,8 +80,7 @@ class LocalFeatures:
     @contextmanager
     def _asking(self) -> Iterator[sqlite3.Connection]:
         """The database, for one transaction; whatever is wrong with it is one sentence."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        turns, most = itertools.count(1), STEPS_ALLOWED + STEPS_PER_BYTE * size
+        turns, most = itertools.count(1), most_steps(self.path)
         with self._lock, storing(self.path):
             self._database.set_progress_handler(lambda: next(turns) * STEPS > most, STEPS)
             try:

@@ -11,7 +11,6 @@ from typing import Any
 from diptych.errors import IndexFault
 from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.connections import FILE
-from diptych.index.engines.embedded.segments import FILES
 from diptych.index.protocol import Item, grown_columns, held_kinds, kind_of, plain, record
 from diptych.storage import parse_json
 
@@ -51,7 +50,7 @@ COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, 
 
 
 def check_present(folder: Path) -> None:
-    """Raise when a folder is not an index at all, or its database is not plain files."""
+    """Raise when a folder is not an index at all."""
     if not folder.is_dir():
         raise IndexFault(
             f"{folder} is no folder: give one of pictures, or an index that 'diptych index' wrote."
@@ -61,9 +60,6 @@ def check_present(folder: Path) -> None:
             f"{folder} is not an index (no {FILE}): give the folder that 'diptych index' wrote, "
             "or index a collection there."
         )
-    for end in ("", "-wal", "-shm", "-journal"):
-        check = FILES.check_alone if end else FILES.check  # whoever reads may change the others
-        check(folder / f"{FILE}{end}")
 
 
 def replaced(folder: Path) -> IndexFault:

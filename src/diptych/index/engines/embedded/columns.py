@@ -217,8 +217,8 @@ def _cells(
 ) -> Iterator[tuple[int, Any]]:
     wanted = "slot, metadata, metadata_checksum" if metadata else COLUMNS
     rows = db.execute(
-        f"SELECT {wanted} FROM items WHERE slot >= ? AND slot < ? ORDER BY slot",
-        (slot_of(segment, start), slot_of(segment, stop)),
+        f"SELECT {wanted} FROM items WHERE slot >= ? AND slot < ? ORDER BY slot LIMIT ?",
+        (slot_of(segment, start), slot_of(segment, stop), stop - start),
     )
     piece, first = rows.fetchall(), slot_of(segment, 0)
     if metadata:  # one parse for the piece: several times faster than one for each row

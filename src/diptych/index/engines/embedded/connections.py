@@ -16,12 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from diptych import databases
+from diptych.databases import STEPS
 from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
 from diptych.index.base import Index
 from diptych.index.engines.embedded import checksums
 from diptych.index.engines.embedded.checksums import damaged
-from diptych.index.engines.embedded.segments import ANEW
+from diptych.index.engines.embedded.segments import ANEW, FILES
 from diptych.index.protocol import KINDS, METADATA_KINDS, PRECISIONS, other_format
 from diptych.storage import parse_json
 
@@ -94,10 +96,12 @@ def _expected() -> dict[tuple[str, str, str], str]:
 def _objects(db: sqlite3.Connection) -> dict[tuple[str, str, str], str]:
     """(type, name, table) → statement of all that a catalog defines, blanks and quotes apart."""
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"
-    return {
-        (str(kind), str(name), str(table)): " ".join(str(sql or "").replace("'", '"').split())
-        for kind, name, table, sql in db.execute(query)
-    }
+    found: dict[tuple[str, str, str], str] = {}
+    for kind, name, table, sql in db.execute(query):
+        key = str(kind), str(name), str(table)
+        # SQLite lets an index stand there any number of times: what comes behind the limit would not be seen
+        found[key] = "twice" if key in found else " ".join(str(sql or "").replace("'", '"').split())
+    return found
 
 
 def whole(low: int, high: int) -> Test:
@@ -154,11 +158,21 @@ _ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
 def rows(db: sqlite3.Connection, folder: Path, table: str, values: tuple[Any, ...] = ()) -> list[Any]:
     """All rows of a table, or those that ``values`` choose, each value of its type and in its range."""
     query, tests = _ROWS[table]
-    found = db.execute(query, values).fetchall()
+    most = databases.size_on_disk(folder / FILE) // databases.ROW
+    found = db.execute(query, values).fetchmany(most + 1)
+    if len(found) > most:  # pages that several others lead to
+        raise damaged(folder, f"more {table} in its catalog than it has room for")
     for row in found:
         if not all(test(value) for test, value in zip(tests, row, strict=True)):
             raise damaged(folder, f"a row of {table} in its catalog, {ascii(row)[:80]}")
     return found
+
+
+def check_pages(db: sqlite3.Connection, folder: Path) -> None:
+    """Raise unless each page of a catalog belongs to one table: a copy of all its rows might never end."""
+    found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+    if found != "ok" and "FTS5" not in found:  # from SQLite 3.44; the full text is written anew
+        raise damaged(folder, " ".join(found.split())[:100])
 
 
 def is_item(row: tuple[Any, ...]) -> bool:
@@ -193,12 +207,7 @@ def number(folder: Path, found: dict[str, str], name: str) -> int:
 
 
 FILE = "index.db"
-# steps of SQLite's machine between two looks at the clock, each of which waits for the interpreter
-STEPS = 1_000_000
 PATIENCE = 30  # seconds that a connection waits for a lock
-# steps of one transaction, at some 50 million a second, whatever the size of the catalog, and for each byte of it:
-# pages that lead in circles would be read for ever
-STEPS_ALLOWED, STEPS_PER_BYTE = 5_000_000_000, 1000
 
 
 class Frozen(sqlite3.Connection):
@@ -206,11 +215,12 @@ class Frozen(sqlite3.Connection):
 
 
 def connect(path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself, to a catalog of which nothing is believed.
+    """A connection that begins no transaction by itself, to a catalog of which nothing is believed, not even its files.
 
     Functions and tables that a schema may use are those without side effects. Where Python has ``setconfig`` (from
     3.12), no statement can change the schema behind SQLite's back either.
     """
+    databases.check_files(FILES, path, changed=mode.startswith("rw"))
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
@@ -282,8 +292,7 @@ def _counter(path: Path, limit: deadline.Deadline | None) -> Callable[[], bool]:
         nonlocal turns, most
         turns += 1
         if turns * STEPS > most:  # a catalog grows while it is written
-            size = sum(file.stat().st_size for file in (path, checksums.log_of(path)) if file.exists())
-            most = STEPS_ALLOWED + STEPS_PER_BYTE * size
+            most = databases.most_steps(path)
         return turns * STEPS > most or (limit is not None and limit.passed)
 
     return ended

@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 from filelock import FileLock, Timeout
 
+from diptych.databases import check_files
 from diptych.errors import DiptychError, IndexFault, StorageError
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.connections import (
@@ -68,10 +69,10 @@ class Store:
                     self._writer.execute("PRAGMA synchronous = FULL")
             with self.reading() as db:
                 self.meta = connections.facts(db, path)
+                for table in ("collections", "columns", "graphs", "segments"):
+                    connections.rows(db, path, table)
                 if self.meta["digest"] != checksums.small_digest(db):
                     raise checksums.damaged(path)
-                for table in ("collections", "columns"):
-                    connections.rows(db, path, table)
             self._id = self.meta["id"]
             self.layout = RowLayout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
             state = self.state  # a half-copied index is refused here, not at the first query
@@ -175,7 +176,8 @@ class Store:
         """Give pages that hold nothing any more back to the file system, and empty the log if nobody reads it."""
         with self._mutex, translating(self.path):
             if self._writer is not None:
-                self._writer.execute("VACUUM")
+                with limited(self._writer, self._file):
+                    self._writer.execute("VACUUM")
                 _fold_log(self._writer)
 
     def size(self) -> int:
@@ -258,7 +260,7 @@ def _check_locks(path: Path) -> None:
 
 def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
-    FILES.check_alone(path / FILE)
+    check_files(FILES, path / FILE, changed=True)
     # an index may be closed by another thread than opened it
     lock = FileLock(FILES.check_alone(path / LOCK), thread_local=False)
     with storing(path):
@@ -324,6 +326,7 @@ def compact(
     db: sqlite3.Connection, folder: Path, layout: RowLayout, state: State, show_progress: bool = False
 ) -> tuple[list[Segment], Moves]:
     """Copy the rows that are left into new segments; the old ones, which are returned, may go once committed."""
+    connections.check_pages(db, folder)
     old: list[Segment] = []
     moves: Moves = {}
     for kind in KINDS:

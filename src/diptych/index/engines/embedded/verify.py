@@ -17,9 +17,11 @@ def verify(
     state: State, db: sqlite3.Connection, folder: Path, layout: RowLayout, show_progress: bool = False
 ) -> list[str]:
     """One sentence per fault, none when all is well."""
-    faults = [
-        f"the catalog is damaged: {row[0]}." for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"
-    ]
+    lines = [line for (found,) in db.execute("PRAGMA integrity_check") for line in str(found).splitlines()]
+    lines = [line for line in lines if line != "ok" and "FTS5" not in line]  # the full text is compared below
+    faults = [f"the catalog is damaged: {line}." for line in lines if not line.startswith("***")]
+    if faults:  # the rows of such pages might never end
+        return faults
     for segment in track(state.segments, "segments of vectors", None, show_progress):
         try:
             path = FILES.path(folder, segment.file)
@@ -81,7 +83,7 @@ def _sums(db: sqlite3.Connection, folder: Path) -> list[str]:
 def _word_faults(folder: Path) -> list[str]:
     """What is wrong with the full text, compared with the texts of the items: one sentence per fault.
 
-    To ask for it, SQLite wants a database that may be written: this one, or a copy in memory. Nothing is written.
+    To ask for it, SQLite wants a database that may be written: this one, or a copy of it. Nothing is written.
     """
     path = folder / connections.FILE
     source = connections.connect_reader(path)
@@ -92,10 +94,10 @@ def _word_faults(folder: Path) -> list[str]:
             db = connections.connect_checked(path, "rw")
             db.execute("PRAGMA busy_timeout = 1000")
             db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
+        except (sqlite3.Error, IndexFault):  # also one with a second name, which would change
             if db is not source:
                 db.close()
-            db = sqlite3.connect(":memory:", isolation_level=None)
+            db = sqlite3.connect("", isolation_level=None)  # on disk, where memory is short
             source.backup(db)
             db.execute("BEGIN IMMEDIATE")
         with connections.limited(db, path):
