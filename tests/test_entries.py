@@ -6,6 +6,8 @@ import ast
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from test_runtime import picture_model, written
 
 from diptych.cache.contents import contents
 from diptych.cache.feature_pack import FeaturePack
-from diptych.cache.rows import kept_rows
+from diptych.cache.rows import HIDDEN, kept_rows
 from diptych.data.images import PixelInput
 from diptych.encoders.dual import load_dual
 from diptych.errors import CheckpointError, DataError
@@ -395,6 +397,22 @@ def test_removing_a_link_of_a_snapshot_leaves_what_it_leads_to(tmp_path: Path) -
     MODEL.remove(link)
     assert (model / "blobs" / "1").read_bytes() == b"weights"
     assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("write", ["replace_folder", "new_file"])
+def test_a_pipe_in_the_place_of_remains_is_not_waited_for(write: str, tmp_path: Path) -> None:
+    """Saving into a run of a stranger waited for ever. In a process of its own: who waits hears no signal."""
+    os.mkfifo(tmp_path / ".new-last-0123456789ab")
+    call = f"with storage.{write}(pathlib.Path(sys.argv[1])): pass"
+    command = [sys.executable, "-c", f"import pathlib, sys; from diptych import storage\n{call}"]
+    subprocess.run([*command, str(tmp_path / "last")], timeout=30, check=True)
+    assert (tmp_path / "last").exists()
+
+
+def test_names_that_are_not_in_the_folder_on_some_system(tmp_path: Path) -> None:
+    for names, name in ((MODEL, "C:secret"), (MODEL, "..\\secret"), (HIDDEN, "./../../secret.log")):
+        with pytest.raises((CheckpointError, DataError), match="secret"):
+            names.path(tmp_path, name)
 
 
 def test_clearing_a_cache_with_a_link_removes_the_link_alone(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (al
 MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 NAME_WIDTH = 80  # characters of a refused name in a message
 RUNTIMES = "runtimes"  # in the cache folder: ONNX encoders of models whose own folder cannot hold them
-_REMOVE_FOLDER = partial(shutil.rmtree, ignore_errors=True)
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 
@@ -70,17 +69,17 @@ def replace_folder(target: Path) -> Iterator[Path]:
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
         try:
-            with _new_entry(target, Path.mkdir, _REMOVE_FOLDER) as new:
+            with _new_entry(target, Path.mkdir, _remove_folder) as new:
                 yield new
                 _sync_all(new)
                 with _lock(target.parent):
                     old = target.with_name(f".old-{target.name}")
                     if target.exists():
-                        shutil.rmtree(old, ignore_errors=True)
+                        _remove_folder(old)
                         target.rename(old)
                     new.rename(target)
                     sync(target.parent)
-                    shutil.rmtree(old, ignore_errors=True)
+                    _remove_folder(old)
         finally:
             recover_folder(target)  # where the second renaming failed
 
@@ -95,7 +94,7 @@ def create_folder(target: Path) -> Iterator[Path]:
     with storing(target):  # a file above is in the way; nobody made the folder
         target = target.resolve()  # a link to an empty folder stays one
         target.parent.mkdir(parents=True, exist_ok=True)
-    with storing(target, but=FileExistsError), _new_entry(target, Path.mkdir, _REMOVE_FOLDER) as new:
+    with storing(target, but=FileExistsError), _new_entry(target, Path.mkdir, _remove_folder) as new:
         yield new
         _sync_all(new)
         try:
@@ -150,6 +149,11 @@ def _remove_leftovers(folder: Path, pattern: str, remove: Callable[[Path], objec
                 remove(path)
 
 
+def _remove_folder(folder: Path) -> None:
+    if folder.is_dir():  # rmtree would wait for a pipe
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _beside(target: Path) -> Path:
     return target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
 
@@ -162,7 +166,7 @@ def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
     except ImportError:  # Windows
         yield False
         return
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)  # a stranger's pipe is not waited for
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -227,9 +231,7 @@ class Entries:
         path = self.check(path)
         with suppress(FileNotFoundError):
             if path.lstat().st_nlink > 1:
-                raise self.fault(
-                    f"{path} has a second name (a hard link) and would change there: {self.remedy}"
-                )
+                raise self.fault(f"{path} has a second name (a hard link), which would change: {self.remedy}")
         return path
 
     def check_below(self, folder: Path, *, entry: bool = False) -> None:
@@ -287,7 +289,7 @@ class Entries:
 
 
 MODEL = Entries(
-    re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f]{1,200}"),
+    re.compile(r"(?!\.)[^/\\:\x00-\x1f\x7f]{1,200}"),  # a colon: another drive on Windows
     CheckpointError,
     "copy the model again, or do not trust it.",
     snapshots=True,
@@ -306,8 +308,7 @@ def _blob(link: Path) -> Path | None:
 
     ``models--OWNER--NAME/snapshots/COMMIT/FILE`` leads to ``models--OWNER--NAME/blobs/HASH``.
     """
-    above = link.absolute().parents
-    for snapshots, model in itertools.pairwise(above):
+    for snapshots, model in itertools.pairwise(link.absolute().parents):
         if snapshots.name == "snapshots" and model.name.startswith("models--"):
             end = os.path.realpath(link)
             return Path(end) if Path(end).is_relative_to(os.path.realpath(model)) else None
@@ -367,8 +368,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
         with _new_entry(target, Path.touch, partial(Path.unlink, missing_ok=True)) as new:
             with new.open("wb") as handle:
                 yield handle
-                handle.flush()
-                os.fsync(handle.fileno())
+            sync(new)
             os.replace(new, target)
             sync(target.parent)
 

@@ -33,7 +33,7 @@ FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows
 BLOCK = 1 << 24  # bytes read at a time when checking
 HIDDEN = Entries(
-    re.compile(r"\..+\.(part|log|lock)"), DataError, "remove it, and what it held is computed again."
+    re.compile(r"\.[^/\\\x00]+\.(part|log|lock)"), DataError, "remove it, and what it held is computed again."
 )
 
 
