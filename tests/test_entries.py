@@ -17,7 +17,7 @@ from dual_folders import clip_folder
 from shard_data import embedded_tars
 from test_runtime import picture_model, written
 
-from diptych.cache.contents import contents
+from diptych.cache.contents import cell_pack, contents
 from diptych.cache.feature_pack import FeaturePack
 from diptych.cache.rows import HIDDEN, kept_rows
 from diptych.data.images import PixelInput
@@ -25,6 +25,7 @@ from diptych.encoders.dual import load_dual
 from diptych.errors import CheckpointError, DataError
 from diptych.index.models import open_model
 from diptych.model.retriever import Retriever
+from diptych.runtime.folder import cached_folder
 from diptych.settings import TrainingSettings
 from diptych.storage import MODEL, cache_folder
 from diptych.training.checkpoint import Progress, RunCard, load_rest, read_run, save_state
@@ -58,7 +59,7 @@ HARMLESS: dict[str, set[str]] = {
         "fspath", "fsencode", "fsdecode", "supports_dir_fd", "PathLike", "stat", "walk", "scandir", "fdopen", "close",
         "fstat", "fsync", "ftruncate", "pwrite", "preadv", "posix_fallocate",
     },
-    "shutil": {"which", "get_terminal_size"},
+    "shutil": {"which", "get_terminal_size", "copyfileobj"},
     "tempfile": {"TemporaryDirectory"},  # in a place of its own: not with an argument
     "subprocess": {"TimeoutExpired", "PIPE", "DEVNULL"},
     "tarfile": {"TarInfo", "TarError", "ReadError", "BLOCKSIZE"},
@@ -397,6 +398,46 @@ def test_removing_a_link_of_a_snapshot_leaves_what_it_leads_to(tmp_path: Path) -
     MODEL.remove(link)
     assert (model / "blobs" / "1").read_bytes() == b"weights"
     assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["images", "images/KEY", "runtimes"])
+def test_links_in_the_cache_folder_are_not_followed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New packs were written where the link led, and ``cache clear`` removed rows of a pack there."""
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    other = FeaturePack(tmp_path / "other" / "images" / "KEY", "")
+    other.append(["a"], np.ones((1, 3), np.float16))
+    place = tmp_path / "cache" / name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "other" / name if "runtimes" not in name else tmp_path / "other")
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "other").rglob("*"))
+    with pytest.raises(DataError, match=name):
+        cached_folder("f") if name == "runtimes" else cell_pack("b", "i", "p", "t").append(
+            ["a"], np.ones((1, 3))
+        )
+    for entry in contents():
+        entry.remove()
+    assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "other").rglob("*")) == before
+
+
+def test_a_note_of_use_with_a_second_name_is_not_touched(tmp_path: Path) -> None:
+    pack = FeaturePack(tmp_path / "pack")
+    pack.append(["a"], np.ones((1, 3), np.float16))
+    (used,) = (tmp_path / "pack").glob("*.used")
+    os.utime(used, (0, 0))
+    os.link(used, tmp_path / "thesis")
+    with pytest.raises(DataError, match="second name"):
+        pack.append(["b"], np.ones((1, 3), np.float16))
+    assert used.stat().st_mtime == 0
+
+
+def test_a_file_of_a_terabyte_is_one_sentence(tmp_path: Path) -> None:
+    """It was read into memory, though nothing of it was ever written."""
+    RunCard("recipe", TrainingSettings(), "data", "0").save(tmp_path)
+    os.truncate(tmp_path / "run.json", 1 << 40)
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("write", ["replace_folder", "new_file"])

@@ -24,7 +24,7 @@ from diptych.errors import CheckpointError, DataError, DiptychError, StorageErro
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
-IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
+IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP}
 FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 REASONS = (
     (FULL, "the disk is full while saving {0}: free some space and run again; what was saved is intact."),
@@ -35,6 +35,7 @@ REASONS = (
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
 # what taking a value of JSON for what it should be can raise; the last is that of int(inf)
 MISREAD = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
+WHOLE = 1 << 30  # bytes of the largest file that is read in one piece; a file of holes may claim any size
 NAME_WIDTH = 80  # characters of a refused name in a message
 RUNTIMES = "runtimes"  # in the cache folder: ONNX encoders of models whose own folder cannot hold them
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
@@ -119,16 +120,13 @@ def recover_folder(target: Path) -> None:
 def _new_entry(
     target: Path, make: Callable[[Path], object], remove: Callable[[Path], object]
 ) -> Iterator[Path]:
-    """Something new under a name of its own beside ``target``, removed at the end if it still has that name.
-
-    It is locked meanwhile: one that nobody has locked is what a crash left, and goes.
-    """
+    """Something new under a name of its own beside ``target``, removed at the end if it still has that name."""
     new = _beside(target)
     with ExitStack() as stack:
         with _lock(target.parent):  # or it is taken for remains before it is locked
             _remove_leftovers(target.parent, f"{glob.escape(new.name[:-12])}*", remove)
             make(new)
-            stack.enter_context(_lock(new))
+            stack.enter_context(_lock(new))  # one that nobody has locked is what a crash left, and goes
         try:
             yield new
         finally:
@@ -204,8 +202,7 @@ class Entries:
     def path(self, folder: Path, name: object, *, folders: bool = False) -> Path:
         """The path of the file, or one of the ``folders``, that something calls ``name``; it need not be there."""
         if not isinstance(name, str) or not self.names.fullmatch(name):
-            text = ascii(name)
-            text = text if len(text) <= NAME_WIDTH else f"…{text[-NAME_WIDTH:]}"
+            text = text if len(text := ascii(name)) <= NAME_WIDTH else f"…{text[-NAME_WIDTH:]}"
             raise self.fault(f"{folder} refers to a file {text}, which is not one of its own: {self.remedy}")
         if folders and (folder / name).is_dir():
             self.check_below(folder / name, entry=True)
@@ -272,6 +269,8 @@ class Entries:
     def read(self, path: Path) -> bytes:
         """All bytes of a plain file."""
         with os.fdopen(self.open(path), "rb") as file:
+            if os.fstat(file.fileno()).st_size > WHOLE:
+                raise self.fault(f"{path} has more than {WHOLE} bytes: {self.remedy}")
             return file.read()
 
     def write(self, path: Path, content: str | bytes) -> None:

@@ -19,7 +19,7 @@ from diptych.cache.feature_pack import MISSING, FeaturePack
 from diptych.cache.rows import to_half
 from diptych.data.captions import StoredImage
 from diptych.errors import DataError, SettingsError
-from diptych.storage import RUNTIMES, cache_folder, storing
+from diptych.storage import CACHE, RUNTIMES, cache_folder, storing
 
 PACKS = "images"
 """The folder of the packs of picture features, in the cache folder."""
@@ -56,10 +56,10 @@ class CacheEntry:
 def contents(place: str | Path | None = None) -> list[CacheEntry]:
     """Everything in the cache folder."""
     place, found = cache_folder(place), []
-    for pack_folder in sorted((place / PACKS).glob("*/")) if (place / PACKS).is_dir() else ():
+    for pack_folder in _folders(place / PACKS):
         found += _of_pack(pack_folder)
-    for folder in sorted((place / RUNTIMES).glob("*/")):
-        files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    for folder in _folders(place / RUNTIMES):
+        files = [] if folder.is_symlink() else [path.stat() for path in folder.rglob("*") if path.is_file()]
         size, used = sum(one.st_size for one in files), max((one.st_atime for one in files), default=0.0)
         title = "a model's ONNX encoders"
         found.append(CacheEntry("runtime", folder.name, title, size, 0, used, partial(_remove, folder)))
@@ -68,7 +68,7 @@ def contents(place: str | Path | None = None) -> list[CacheEntry]:
         if prefix is not None:
             kind = "old" if prefix == OLD else KINDS[prefix]
             title = "of an earlier version, nothing reads it" if prefix == OLD else ""
-            status = path.stat()
+            status = path.lstat()
             used = max(status.st_atime, status.st_mtime)
             found.append(CacheEntry(kind, path.name, title, status.st_size, 0, used, partial(_remove, path)))
     return found
@@ -110,7 +110,16 @@ def select(
     return left
 
 
+def _folders(place: Path) -> list[Path]:
+    """The folders in one of the cache's own, and links to folders."""
+    return [] if place.is_symlink() else sorted(path for path in place.glob("*") if path.is_dir())
+
+
 def _of_pack(folder: Path) -> list[CacheEntry]:
+    if folder.is_symlink():  # it may lead to the pack of another cache
+        return [
+            CacheEntry(PACKS, folder.name, "a link", 0, 0, folder.lstat().st_mtime, partial(_remove, folder))
+        ]
     try:
         pack = FeaturePack(folder)
         files = pack.files()
@@ -118,7 +127,7 @@ def _of_pack(folder: Path) -> list[CacheEntry]:
     except DataError as error:
         files, title = [], f"unreadable ({error})"
     if not files:
-        size = sum(path.stat().st_size for path in folder.iterdir())
+        size = sum(path.lstat().st_size for path in folder.iterdir())
         return [
             CacheEntry(PACKS, folder.name, title, size, 0, folder.stat().st_mtime, partial(_remove, folder))
         ]
@@ -203,7 +212,7 @@ def cell_pack(
     torch and ONNX Runtime share it: a runtime is refused where their cells differ by more than 1e-5.
     """
     key = content_name(backbone, identity, precision)
-    return FeaturePack(cache_folder(folder) / PACKS / key, title)
+    return FeaturePack(CACHE.path(cache_folder(folder), PACKS, folders=True) / key, title)
 
 
 def content_name(*parts: str) -> str:

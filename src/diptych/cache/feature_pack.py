@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from diptych.cache.rows import crc_at, put, stamp_of, to_half
 from diptych.data.arrays import MOST_SIDES, ArrayStore
 from diptych.errors import DataError, StorageError
-from diptych.storage import MISREAD, Entries, parse_json, storing, write_bytes, write_text
+from diptych.storage import MISREAD, WHOLE, Entries, parse_json, storing, write_bytes, write_text
 
 FORMAT = 1
 FILE_BYTES = 1 << 30  # largest file of rows: files are cleared, or checked after damage, one at a time
@@ -128,7 +128,7 @@ class FeaturePack:
     def note_use(self, rows: NDArray[np.int64]) -> None:
         now = time.time()
         for number in np.unique(rows[rows >= 0] // self.per_file).tolist():
-            path = self._path(f"rows-{number:06d}.used")
+            path = FILES.check_alone(self._path(f"rows-{number:06d}.used"))
             with suppress(OSError):
                 if not path.exists() or now - path.stat().st_mtime > USED_AGAIN:
                     path.touch()
@@ -165,7 +165,7 @@ class FeaturePack:
                 if not self.shape:
                     self.shape = self._read_shape()
                 file.seek(self._read)
-                data = file.read()
+                data = file.read(WHOLE)
         except (FileNotFoundError, NotADirectoryError):
             self._forget()
             return
@@ -220,7 +220,7 @@ class FeaturePack:
             end = min(len(keys), (number + 1) * per_file - rows[0])
             at = rows[start] % per_file * self.row_bytes
             put(FILES, self._rows_file(number), half[start:end].tobytes(), at)
-            self._path(f"rows-{number:06d}.used").touch()
+            FILES.check_alone(self._path(f"rows-{number:06d}.used")).touch()
             start = end
         entries = _entries(keys, rows, [zlib.crc32(row.tobytes()) for row in half])
         self._log(entries, self._read)  # over what a killed writer left behind it

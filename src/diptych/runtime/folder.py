@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from safetensors.numpy import save
 
 from diptych.errors import RuntimeFault, SettingsError
 from diptych.storage import (
+    CACHE,
     MISREAD,
     MODEL,
     RUNTIMES,
@@ -93,7 +95,7 @@ def best_folder(place: str | Path) -> Path:
 
 def cached_folder(fingerprint: str) -> Path:
     """Where the runtime of a model lies whose own folder cannot hold it."""
-    return cache_folder() / RUNTIMES / fingerprint
+    return CACHE.path(cache_folder(), RUNTIMES, folders=True) / fingerprint
 
 
 def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | None:
@@ -157,7 +159,9 @@ def copy_runtime(home: Path, folder: Path) -> list[Path]:
     try:
         with create_folder(folder) as new:
             for file in (home / FOLDER).iterdir():
-                MODEL.write(MODEL.path(new, file.name), MODEL.read(file))
+                target = MODEL.open(MODEL.path(new, file.name), os.O_WRONLY | os.O_CREAT)
+                with os.fdopen(MODEL.open(file), "rb") as source, os.fdopen(target, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
     except FileExistsError as error:
         raise SettingsError(f"{folder} is already there: choose another folder.") from error
     return sorted(folder.iterdir())
