@@ -41,18 +41,19 @@ def is_public(address: str) -> bool:
     inner = _inner_address(ip)
     if inner is not None:
         return is_public(str(inner))
+    if int(ip) >> 32 & 0xFFFF == _ISATAP and not is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))):
+        return False
     return ip in UNICAST_6 and not any(ip in network for network in RESERVED_6)
 
 
 def _inner_address(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that a translator would reach for an IPv6 one."""
-    number = int(ip)
     if ip.ipv4_mapped is not None:
         return ip.ipv4_mapped
     if ip.sixtofour is not None:
         return ip.sixtofour
-    if ip in _NAT64 or (ip in UNICAST_6 and number >> 32 & 0xFFFF == _ISATAP):
-        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     return None
 
 
