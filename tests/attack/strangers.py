@@ -151,7 +151,7 @@ def _serve(place: Path) -> None:
 @target
 def hostile_folders(folder: Path) -> Attack:
     """Catalogs, names, links and pipes, opened for reading and writing, and served."""
-    from resealed import VECTORS, make, reseal
+    from resealed import VECTORS, make, name_in_journal, reseal
 
     sound, place = make(folder / "sound"), folder / "index"
     with closing(sqlite3.connect(sound / "index.db")) as db:
@@ -200,6 +200,14 @@ def hostile_folders(folder: Path) -> Attack:
             reseal(place, "UPDATE collections SET root = ?", root)
             with suppress(sqlite3.Error):
                 reseal(place, "UPDATE items SET path = ?", draw.choice(("thesis.tex", "../thesis.tex")))
+        elif kind < 0.73:  # a journal of another's, which may name a file that SQLite removes
+            database = place / "index.db"
+            name_in_journal(database, draw.choice((folder / "thesis.tex", folder / "script.sh", database)))
+            journal = place / "index.db-journal"
+            data = journal.read_bytes()
+            journal.write_bytes(draw.choice((data, data[:512], mutated(data, draw))))
+            if draw.random() < 0.3:
+                os.link(database, folder / "own.db")
         else:
             table = draw.choice(sorted(columns))
             chosen = draw.choice(values)
@@ -210,6 +218,7 @@ def hostile_folders(folder: Path) -> Attack:
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(sound, place)
         (folder / "script.sh").write_bytes(SCRIPT)
+        (folder / "own.db").unlink(missing_ok=True)
         try:
             for _ in range(draw.choice((1, 1, 2))):
                 change(draw)
