@@ -100,12 +100,9 @@ ALLOWED = {
     ("encoders/open_clip_models.py", "save_pretrained"): A_PART,
     ("encoders/open_clip_models.py", "write"): A_PART,
     ("encoders/transformer.py", "save_pretrained"): A_PART,
-    ("cache/rows.py", "check_alone"): "beside a file of the cache, or one that a person names",
     ("runs/demo.py", "save"): "a report whose name is written there",
     ("runtime/session.py", "CDLL"): "the C library that is loaded already",
-    ("cache/feature_pack.py", "FileLock"): "of a path from FILES.check_alone",
-    ("cache/rows.py", "FileLock"): "of a path from HIDDEN.check_alone",
-    ("index/engines/embedded/store.py", "FileLock"): "of a path from FILES.check_alone",
+    ("locks.py", "FileLock"): "of a path from Entries.check_alone",
     ("cache/local_features.py", "connect"): "of a path from CACHE.check",
     ("encoders/lite0.py", "load"): "a file of another package",
     (

@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from PIL import Image
 from resealed import VECTORS, D, make
 
 from diptych import progress
+from diptych.cache.feature_pack import FeaturePack
+from diptych.cache.rows import kept_rows
 from diptych.data.problems import LeftOut
 from diptych.errors import DataError, StorageError
 from diptych.evaluation.classes import ClassList
@@ -106,8 +109,15 @@ def test_a_file_system_without_locks(number: str, index: Path, monkeypatch: pyte
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     monkeypatch.setattr(fcntl, "flock", fails)
-    with pytest.raises(StorageError, match="without locks"):
-        EmbeddedIndex.open(index, writable=True)
+    places: list[Callable[[], object]] = [
+        lambda: EmbeddedIndex.open(index, writable=True),
+        lambda: kept_rows(index.parent / "rows.npy", "key", lambda done: ()),
+        lambda: FeaturePack(index.parent / "pack").append(["a"], np.ones((1, 3))),
+        lambda: FeaturePack(index.parent / "pack").work_lock("a"),
+    ]
+    for place in places:
+        with pytest.raises(StorageError, match="without locks"):
+            place()
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "", "..", "a/b", None, 7])

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from diptych.cache.rows import crc_at, put, stamp_of, to_half
 from diptych.data.arrays import MOST_SIDES, ArrayStore
 from diptych.errors import DataError, StorageError
+from diptych.locks import lock_at
 from diptych.storage import MISREAD, WHOLE, Entries, parse_json, storing, write_bytes, write_text
 
 FORMAT = 1
@@ -137,8 +138,8 @@ class FeaturePack:
         """A lock for those who compute the same pictures: one computes, the others wait and find them."""
         with storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        slot = hashlib.sha256(name.encode()).digest()[0] % SLOTS
-        return FileLock(FILES.check_alone(self._path(f"work-{slot:02d}.lock")))
+            slot = hashlib.sha256(name.encode()).digest()[0] % SLOTS
+            return lock_at(FILES, self._path(f"work-{slot:02d}.lock"))
 
     def append(self, keys: Sequence[str], rows: NDArray[Any]) -> None:
         """Add the rows (n, …shape) of pictures; those that are there already are left as they are."""
@@ -311,7 +312,7 @@ class FeaturePack:
 
     @cached_property
     def _appending(self) -> FileLock:
-        return FileLock(FILES.check_alone(self._path("append.lock")))
+        return lock_at(FILES, self._path("append.lock"))
 
     def _open(self, number: int) -> ArrayStore:
         if number not in self._files:

@@ -27,6 +27,7 @@ from filelock import FileLock
 from numpy.typing import DTypeLike, NDArray
 
 from diptych.errors import DataError, StorageError
+from diptych.locks import lock_at
 from diptych.storage import Entries, parse_json, storing, write_text
 
 FORMAT = 1
@@ -68,7 +69,7 @@ class RowFile:
             return self
         with storing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(HIDDEN.check_alone(self.path.with_name(f".{self.path.name}.lock")))
+            self._lock = lock_at(HIDDEN, self.path.with_name(f".{self.path.name}.lock"))
             self._lock.acquire()
             try:
                 self._open()

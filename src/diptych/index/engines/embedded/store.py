@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sqlite3
@@ -18,7 +17,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from diptych.databases import check_files
-from diptych.errors import DiptychError, IndexFault, StorageError
+from diptych.errors import DiptychError, IndexFault
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.connections import (
     FILE,
@@ -33,11 +32,11 @@ from diptych.index.engines.embedded.connections import (
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, append, slot_of
 from diptych.index.engines.embedded.state import RowNumbers, Segment, State, read_state
 from diptych.index.protocol import KINDS, Item, Kind, Vectors, is_closed, read_only
+from diptych.locks import lock_at
 from diptych.progress import track
 from diptych.storage import create_folder, storing
 
 LOCK = "writer.lock"
-NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 ATTEMPTS = 5  # attempts to read while a writer compacts
 T = TypeVar("T")
 
@@ -245,40 +244,20 @@ class Store:
                     os.close(handle)
 
 
-def _check_locks(path: Path) -> None:
-    """Raise an ``OSError`` where the system has no locks: filelock would take an old file for a lock that is held."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    handle = FILES.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # as harmless as asking gets
-    finally:
-        os.close(handle)
-
-
 def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
     check_files(FILES, path / FILE, changed=True)
-    # an index may be closed by another thread than opened it
-    lock = FileLock(FILES.check_alone(path / LOCK), thread_local=False)
     with storing(path):
+        lock = lock_at(
+            FILES, path / LOCK, thread_local=False
+        )  # closed by another thread than opened it, maybe
         try:
-            _check_locks(path / LOCK)
             lock.acquire(timeout=0)
         except Timeout:
             raise IndexFault(
                 f"{path} is being written by another process: wait until it has finished, "
                 "or open it for reading."
             ) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            raise StorageError(
-                f"{path} is on a file system without locks ({os.strerror(error.errno)}), so two writers could harm "
-                "each other: choose a folder on another one."
-            ) from error
     return lock
 
 
