@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from diptych.index.models import open_model
 from diptych.model.retriever import Retriever
 from diptych.runtime.folder import cached_folder
 from diptych.settings import TrainingSettings
-from diptych.storage import MODEL, cache_folder
+from diptych.storage import MODEL, cache_folder, replace_folder
 from diptych.training.checkpoint import Progress, RunCard, load_rest, read_run, save_state
 from diptych.training.log import Log, read_log
 from diptych.vectors.files import open_vectors
@@ -445,6 +446,30 @@ def test_a_pipe_in_the_place_of_remains_is_not_waited_for(write: str, tmp_path: 
     command = [sys.executable, "-c", f"import pathlib, sys; from diptych import storage\n{call}"]
     subprocess.run([*command, str(tmp_path / "last")], timeout=30, check=True)
     assert (tmp_path / "last").exists()
+
+
+@pytest.mark.parametrize("name", ["last", ".old-last", ".new-last-0123456789ab"])
+def test_links_in_the_place_of_remains_are_not_followed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the link led to was opened and locked for a moment, and a run could not be saved into."""
+    (tmp_path / "last").mkdir()
+    (tmp_path / "thesis").mkdir()
+    if name == "last":
+        (tmp_path / name).rmdir()
+    (tmp_path / name).symlink_to(tmp_path / "thesis")
+    opened, open_file = [], os.open
+
+    def seen(*given: Any, **options: Any) -> int:
+        handle = open_file(*given, **options)
+        opened.append(os.fstat(handle).st_ino)
+        return handle
+
+    monkeypatch.setattr(os, "open", seen)
+    with replace_folder(tmp_path / "last") as new:
+        (new / "state").touch()
+    assert [path.name for path in (tmp_path / "last").iterdir()] == ["state"]
+    assert (tmp_path / "thesis").stat().st_ino not in opened
 
 
 def test_names_that_are_not_in_the_folder_on_some_system(tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def data_folder() -> Path:
 
 @contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
-    """Fill a new folder, then put it in the place of ``target``; on any failure ``target`` stays as it was.
+    """Fill a new folder, sync it, then put it in the place of ``target``; on any failure ``target`` stays as it was.
 
-    The new folder is synced before it is renamed. A crash between the two renames leaves ``target`` under the name
-    ``.old-target``, which ``recover_folder`` puts back. Of several processes that do it at once, the last one wins.
+    A crash between the two renames leaves ``target`` under the name ``.old-target``, which ``recover_folder`` puts
+    back. Of several processes that do it at once, the last one wins.
     """
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,8 +89,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
 def create_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder, then give it the name ``target``, which at most an empty folder may have.
 
-    It appears whole or not at all. Of several processes that create it at once one does, the others get a
-    ``FileExistsError``.
+    It appears whole or not at all; of several processes one creates it, the others get a ``FileExistsError``.
     """
     with storing(target):  # a file above is in the way; nobody made the folder
         target = target.resolve()  # a link to an empty folder stays one
@@ -140,7 +139,7 @@ def sweep_files(folder: Path) -> None:
 
 
 def _remove_leftovers(folder: Path, pattern: str, remove: Callable[[Path], object]) -> None:
-    """Remove what nobody has locked; the folder must be locked."""
+    """Remove what nobody has locked, through no link and waiting for no pipe; the folder must be locked."""
     for path in folder.glob(pattern):
         with suppress(OSError), _lock(path, wait=False) as free:
             if free:
@@ -148,7 +147,9 @@ def _remove_leftovers(folder: Path, pattern: str, remove: Callable[[Path], objec
 
 
 def _remove_folder(folder: Path) -> None:
-    if folder.is_dir():  # rmtree would wait for a pipe
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():  # rmtree would wait for a pipe
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -164,7 +165,7 @@ def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
     except ImportError:  # Windows
         yield False
         return
-    handle = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)  # a stranger's pipe is not waited for
+    handle = os.open(folder, os.O_RDONLY | os.O_NONBLOCK | (0 if wait else os.O_NOFOLLOW))
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
