@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 import zlib
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ from commands import refused
 from resealed import VECTORS, D, make, reseal
 
 from diptych import databases
-from diptych.errors import DiptychError, IndexFault
+from diptych.errors import DiptychError, IndexFault, Unavailable
+from diptych.index import deadline
 from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
@@ -162,6 +164,39 @@ def test_a_file_is_as_large_as_what_was_written(folder: Path) -> None:
     before = databases.size_on_disk(folder / "index.db")
     os.truncate(folder / "index.db", 1 << 40)
     assert databases.size_on_disk(folder / "index.db") < before + 100_000
+
+
+def test_a_catalog_of_holes_is_not_copied(folder: Path, tmp_path: Path) -> None:
+    """A terabyte was copied where the catalog cannot be written, to compare the full text."""
+    rewrite(folder, "PRAGMA journal_mode = DELETE")
+    catalog = folder / "index.db"
+    data = bytearray(catalog.read_bytes())
+    size, pages = int.from_bytes(data[16:18], "big"), len(data) // 4096
+    assert size == 4096
+    leaves = size // 4 - 2  # free pages that one page of the list names
+    data += (0).to_bytes(4, "big") + leaves.to_bytes(4, "big")
+    data += b"".join((pages + 2 + n).to_bytes(4, "big") for n in range(leaves))
+    data[28:40] = b"".join(n.to_bytes(4, "big") for n in (pages + 1 + leaves, pages + 1, leaves + 1))
+    catalog.write_bytes(data)
+    os.truncate(catalog, (pages + 1 + leaves) * size)
+    os.link(catalog, tmp_path / "own.db")
+    with EmbeddedIndex.open(folder) as index:
+        (fault,) = index.verify()
+    assert "never written" in fault
+
+
+def test_a_segment_of_holes_hears_the_deadline(folder: Path) -> None:
+    """The checksum of its one block took minutes without a look at the clock."""
+    (segment,) = folder.glob("vectors-*-image.f32")
+    rows = (1 << 33) // (4 * D)
+    os.truncate(segment, 1 << 33)
+    reseal(folder, "UPDATE segments SET rows = ? WHERE kind = 'image'", rows)
+    reseal(folder, "UPDATE blocks SET rows = ? WHERE segment = 1", rows)
+    with EmbeddedIndex.open(folder) as index:
+        begin = time.monotonic()
+        with pytest.raises(Unavailable), deadline.within(0.2):
+            index.search(VECTORS[0], 1, kind="image", exact=True)
+        assert time.monotonic() - begin < 5
 
 
 # ---------------------------------------------------------------------- values

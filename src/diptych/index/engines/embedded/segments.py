@@ -28,6 +28,7 @@ from diptych.storage import Entries, storing, sync
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
 ANEW = "copy the whole index again, or index the collection again."
+PIECE = 1 << 25  # bytes whose checksum is computed between two looks at the deadline
 _SUFFIX = {"float32": "f32", "float16": "f16", "binary": "b1"}
 FILES = Entries(  # every name that an index has ever given a file of vectors or an approximate index
     re.compile(
@@ -180,11 +181,14 @@ class Rows:
         for number in numbers:
             if number in self._sound:
                 continue
-            deadline.check()
             if number >= len(self.known):
                 raise IndexFault(f"{self.path} has no checksum for some of its rows: {ANEW}")
             start, count, expected = self.known[number]
-            if zlib.crc32(self.stored[start : start + count].data) != expected:
+            crc, step = 0, max(1, PIECE // self.stored[0].nbytes)
+            for at in range(start, start + count, step):
+                deadline.check()  # a block of a forged index may be a hole of any size
+                crc = zlib.crc32(self.stored[at : min(at + step, start + count)].data, crc)
+            if crc != expected:
                 raise IndexFault(f"{self.path} is damaged between rows {start} and {start + count}: {ANEW}")
             self._sound.add(number)
 

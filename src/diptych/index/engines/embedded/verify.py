@@ -5,12 +5,15 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from diptych import databases
 from diptych.errors import IndexFault
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.segments import FILES, RowLayout, checksum, slot_of
 from diptych.index.engines.embedded.state import Segment, State
 from diptych.index.protocol import KINDS
 from diptych.progress import track
+
+HOLES = 4  # times the bytes on the disk that a catalog to be copied may have; SQLite makes no holes
 
 
 def verify(
@@ -97,6 +100,9 @@ def _word_faults(folder: Path) -> list[str]:
         except (sqlite3.Error, IndexFault):  # also one with a second name, which would change
             if db is not source:
                 db.close()
+            size = _count(source, "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+            if size > HOLES * databases.size_on_disk(path):
+                return [f"the catalog claims {size} bytes, most of which were never written."]
             db = sqlite3.connect("", isolation_level=None)  # on disk, where memory is short
             source.backup(db)
             db.execute("BEGIN IMMEDIATE")
