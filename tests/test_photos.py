@@ -6,6 +6,7 @@ import json
 import tarfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from bombs import transparent_png
 from commands import diptych, refused
 from dng import dng
 from PIL import ExifTags, Image
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import IFDRational
 from test_extra_formats import DRAWING, heic
 
@@ -77,6 +79,22 @@ def test_date_camera_and_place_are_read(suffix: str, tmp_path: Path) -> None:
         },
         "",
     )
+
+
+def test_a_png_is_not_decoded_for_its_exif(tmp_path: Path) -> None:
+    """Not even to find what stands behind its pixels; a picture that is too large is refused by its header."""
+    path = photo(tmp_path / "a.png", 0, "2024:06:01 12:30:05", model="X")
+    data = path.read_bytes()
+    start = data.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4])
+    (tmp_path / "late.png").write_bytes(data[:start] + data[end:-12] + data[start:end] + data[-12:])
+    (tmp_path / "none.png").write_bytes(data[:start] + data[end:])
+    (tmp_path / "huge.png").write_bytes(transparent_png(11_000))
+    with mock.patch.object(PngImageFile, "load_prepare", autospec=True, side_effect=AssertionError) as load:
+        facts = [photo_facts(tmp_path / name)[0] for name in ("a.png", "late.png", "none.png", "huge.png")]
+        decoded = load.call_count
+    assert facts == [{"date": "2024-06-01T12:30:05", "camera": "X"}] * 2 + [{}] * 2
+    assert decoded == 0
 
 
 def test_what_is_missing_or_impossible_is_left_out(tmp_path: Path) -> None:

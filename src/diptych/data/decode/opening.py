@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,8 @@ from diptych.errors import ImageError
 
 MAX_PIXELS = 100_000_000  # a picture that claims more is refused before it is decoded
 MAX_CHUNKS = 10_000  # of a PNG before its pixels: each costs the same, however small; photos have a dozen
+LATE_CHUNKS = 100_000  # of a PNG that are passed to find EXIF behind the pixels: those of 800 megabytes
+MAX_EXIF = 1 << 20  # bytes of it: the pieces of JPEG hold 64 kB
 MAX_SCANS = 100  # of a progressive JPEG, each a pass over the whole picture: cameras write about ten
 # Pillow has more: some of them decode before they tell the size (ICO, ICNS), one starts a program (EPS). Pillow opens
 # MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in extra_formats.py.
@@ -141,20 +144,27 @@ def open_header(stream: BinaryIO, label: str) -> Image.Image:
 
 def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
     """Raise for a PNG with many chunks, or more than one colour profile: Pillow reads, and decompresses, every one."""
-    count, at, chunks = 0, 8, 0
-    while head.startswith(b"\x89PNG"):
-        stream.seek(at)
-        start = stream.read(8)
-        count += start[4:] == b"iCCP"
-        at += 12 + int.from_bytes(start[:4])
-        chunks += 1
-        if len(start) < 8 or start[4:] == b"IDAT":
+    if not head.startswith(b"\x89PNG"):
+        return
+    count = 0
+    for chunks, (kind, _) in enumerate(_png_chunks(stream)):
+        count += kind == b"iCCP"
+        if kind == b"IDAT":
             break
-        if chunks > MAX_CHUNKS:
+        if chunks == MAX_CHUNKS:
             raise ImageError(f"{label} is a PNG of more than {MAX_CHUNKS:,} chunks: save it again.")
     stream.seek(0)
     if count > 1:
         raise ImageError(f"{label} is a PNG of {count:,} colour profiles, and may have one: save it again.")
+
+
+def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The kind and the size of each chunk of a PNG; the stream stands at its bytes."""
+    at = 8
+    while len(start := stream.read(8) if stream.seek(at) == at else b"") == 8:
+        size = int.from_bytes(start[:4])
+        yield start[4:], size
+        at += 12 + size
 
 
 def _check_cost(image: Image.Image, stream: BinaryIO, label: str, max_pixels: int) -> None:
@@ -188,11 +198,21 @@ def _scans(stream: BinaryIO) -> int:
     return found
 
 
+def _late_exif(image: Any) -> bytes:
+    """The EXIF of a PNG that stands behind its pixels, empty without; the pixels are not read."""
+    for kind, size in islice(_png_chunks(image.fp), LATE_CHUNKS):
+        if kind == b"eXIf":
+            return b"".join([b"Exif\0\0", image.fp.read(min(size, MAX_EXIF))])
+    return b""
+
+
 def exif_tags(image: Image.Image) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The EXIF tags of a picture, and those of its place; both empty without EXIF."""
+    """The EXIF tags of a picture whose header was read, and those of its place; both empty without EXIF."""
     with _header_lock, warnings.catch_warnings():  # damaged EXIF only warns
         warnings.simplefilter("ignore")
-        exif = image.getexif()
+        if image.format == "PNG" and "exif" not in image.info and (late := _late_exif(image)):
+            image.info["exif"] = late
+        exif = Image.Image.getexif(image)  # that of a PNG decodes the picture to look behind its pixels
         if not exif:
             return {}, {}
         inner, gps = exif.get_ifd(ExifTags.IFD.Exif), exif.get_ifd(ExifTags.IFD.GPSInfo)
