@@ -185,7 +185,7 @@ def collection(folder: Path) -> Path:
 def test_a_folder_holds_what_can_be_read_and_counts_the_rest(tmp_path: Path) -> None:
     captions = open_captions(collection(tmp_path / "photos"))
     assert captions.image_ids == ["a.jpg", "b.heic", "d.svg", "e.dng", "inner/c.HEIC"]
-    assert captions.notes == ["left out 1 Photoshop file: convert them to JPEG or PNG."]
+    assert captions.notes == ["left out 1 Photoshop file: convert such files to JPEG or PNG."]
     assert [captions.images[row].mode for row in range(5)] == ["RGB"] * 5  # type: ignore[union-attr]
 
 
@@ -193,9 +193,9 @@ def test_without_packages_files_are_counted_by_kind(tmp_path: Path, bare: None) 
     folder = collection(tmp_path / "photos")
     captions = open_captions(folder)
     assert captions.image_ids == ["a.jpg"]
-    assert "left out 2 HEIC files: pip install pillow-heif reads them (extra 'heic')." in captions.notes
-    assert "left out 1 SVG file: pip install resvg-py reads them (extra 'svg')." in captions.notes
-    assert "left out 1 RAW file: pip install rawpy reads them (extra 'raw')." in captions.notes
+    assert "left out 2 HEIC files: pip install pillow-heif reads such files (extra 'heic')." in captions.notes
+    assert "left out 1 SVG file: pip install resvg-py reads such files (extra 'svg')." in captions.notes
+    assert "left out 1 RAW file: pip install rawpy reads such files (extra 'raw')." in captions.notes
     report = check(folder, show_progress=False)
     assert report.ok
     assert "left out 2 HEIC files" in report.render()
@@ -208,7 +208,7 @@ def test_without_packages_files_are_counted_by_kind(tmp_path: Path, bare: None) 
 def test_names_alone_decide_what_is_looked_at(tmp_path: Path) -> None:
     assert find_images(collection(tmp_path / "p")) == ["a.jpg", "b.heic", "d.svg", "e.dng", "inner/c.HEIC"]
     assert left_out_by_kind(["a.jxl", "b.jxl", "c.txt", "d.png"]) == [
-        "left out 2 JPEG XL files: convert them to JPEG or PNG."
+        "left out 2 JPEG XL files: convert such files to JPEG or PNG."
     ]
 
 

@@ -240,15 +240,20 @@ def test_an_image_and_a_text_of_one_id_do_not_replace_each_other(
         assert index.verify() == []
 
 
-def test_a_picture_the_model_makes_nan_of_is_skipped(photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [float("nan"), 0.0])
+def test_a_picture_without_a_direction_is_skipped(number: float, photos: Path, tmp_path: Path) -> None:
+    """NaN, or the zeros of a backbone that was never trained: no search would find it."""
+
     class Failing(ColourModel):
         def encode_image(self, images, *, batch_size: int = 64):  # type: ignore[no-untyped-def]
             rows = super().encode_image(images, batch_size=batch_size)
-            rows[[image.getpixel((0, 0)) == (255, 0, 0) for image in images]] = float("nan")
+            rows[[image.getpixel((0, 0)) == (255, 0, 0) for image in images]] = number
             return rows
 
     built = index_collection(Failing(), photos, tmp_path / "i")
-    assert [name for name, _ in built.skipped] == ["r/red.png"]
+    assert built.skipped == [
+        ("r/red.png", "the model makes zeros, NaN or infinity of it: check the model and the picture.")
+    ]
     assert (built.images, built.texts, built.added) == (3, 6, 3)
     with open_index(tmp_path / "i") as index:
         assert index.info.counts == {"image": 3, "text": 6}

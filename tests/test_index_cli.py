@@ -309,7 +309,7 @@ def test_the_approximate_index_is_made_on_request(made: Path, tmp_path: Path) ->
     assert "none: every search is exact" in diptych("index", "info", place).stdout
     assert "image" in refused("search", place, "thing", "--approximate")
     diptych("index", "--approximate", *arguments)
-    assert f"approximate  {COUNT} image, {2 * COUNT} text" in diptych("index", "info", place).stdout
+    assert f"approximate  {COUNT} images, {2 * COUNT} texts" in diptych("index", "info", place).stdout
     answer = json.loads(diptych("search", place, "thing", "--json", "--all").stdout)
     exact = json.loads(diptych("search", place, "thing", "--json", "--all", "--exact").stdout)
     assert (answer["exact"], exact["exact"]) == (False, True)

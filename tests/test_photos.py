@@ -283,12 +283,12 @@ def test_one_run_over_a_folder_with_warts(
     assert f"{15 if extras else 12} images" in done.stdout
     for name in ("broken.jpg", "empty.png", "huge.png"):
         assert f"skipped {name}: " in done.stderr
-    notes = ["left out 1 Photoshop file: convert them to JPEG or PNG."]
+    notes = ["left out 1 Photoshop file: convert such files to JPEG or PNG."]
     if not extras:
         notes += [
-            "left out 1 HEIC file: pip install pillow-heif reads them (extra 'heic').",
-            "left out 1 SVG file: pip install resvg-py reads them (extra 'svg').",
-            "left out 1 RAW file: pip install rawpy reads them (extra 'raw').",
+            "left out 1 HEIC file: pip install pillow-heif reads such files (extra 'heic').",
+            "left out 1 SVG file: pip install resvg-py reads such files (extra 'svg').",
+            "left out 1 RAW file: pip install rawpy reads such files (extra 'raw').",
         ]
     for note in notes:
         assert note in said

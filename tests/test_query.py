@@ -92,6 +92,16 @@ def test_a_mistake_is_located(text: str, position: int, words: str) -> None:
     assert caught.value.position == position
 
 
+def test_quotes_as_phones_write_them() -> None:
+    straight = parse_query('"2:red shoe" - "sneaker"').terms
+    assert (
+        parse_query("“2:red shoe” - “sneaker”").terms
+        == parse_query(" „2:red shoe“ - „sneaker“").terms
+        == straight
+    )
+    assert parse_query("a sign, “stop”").terms == (Term("a sign, “stop”"),)
+
+
 def test_what_is_not_wanted_may_stand_alone_beside_an_image() -> None:
     assert parse_query('- "red"').terms == (Term("red", weight=-1.0),)
 

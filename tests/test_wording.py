@@ -707,7 +707,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: read_run(p),
          "FOLDER is no run (no run.json): give the --output_dir of a training."),
         (lambda p: Retriever.from_pretrained(p / "nowhere"),
-         "FOLDER/nowhere is not a model folder (no config.json): give the folder of a trained run."),
+         "FOLDER/nowhere does not exist: give the folder of a trained run."),
         (lambda p: Retriever.from_pretrained(p),
          "FOLDER is not a model folder (no config.json): give the folder of a trained run."),
         (lambda p: Retriever.from_pretrained(put(p, "run.json", "{}").parent),
@@ -856,7 +856,7 @@ COMMANDS = {
     "evaluate hf:tiny/clip":
         "hf:tiny/clip was not trained here: give --data, the data set to evaluate it on.",
     "index runs/nowhere emoji":
-        "runs/nowhere is not a model folder (no config.json): give the folder of a trained run, or hf:runs/nowhere for "
+        "runs/nowhere does not exist: give the folder of a trained run, or hf:runs/nowhere for "
         "a model of the hub.",
     "evaluate somebody/clip":
         "somebody/clip does not exist: give the folder of a run, or hf:somebody/clip for a model of the hub.",

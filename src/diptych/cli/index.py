@@ -213,7 +213,7 @@ def info(place: str, recall: bool) -> None:
         echo(f"{'backend':12} {backend_of(about.model, about.fingerprint)}")
     echo(f"{'items':12} " + ", ".join(counted(count, kind) for kind, count in about.counts.items()))
     graphs = ", ".join(
-        f"{count} {kind}{' (binary codes)' if kind in about.coded else ''}"
+        f"{counted(count, kind)}{' (binary codes)' if kind in about.coded else ''}"
         for kind, count in about.approximate.items()
     )
     echo(f"{'approximate':12} {graphs or 'none: every search is exact'}")

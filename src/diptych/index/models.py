@@ -213,7 +213,8 @@ def _write_runtime(place: str | Path, say: Say) -> Path | None:
     """Write the runtime of a model; where it has none, the model is as good as before."""
     from diptych.model.runtime_export import place_runtime
 
-    say("preparing the model's encoders for searches without torch.")
+    if is_pretrained_name(place) or (best_folder(place) / "config.json").is_file():
+        say("preparing the model's encoders for searches without torch.")
     try:
         return place_runtime(place, again=False)[0]
     except DiptychError as error:

@@ -366,8 +366,8 @@ def other_model(place: str, theirs: tuple[str, str], ours: tuple[str, str]) -> I
     """The refusal of an index of another model; each is (name, fingerprint)."""
     return IndexFault(
         f"{place} was made with the model '{theirs[0] or 'unnamed'}' (fingerprint {theirs[1] or 'none'}), not with "
-        f"'{ours[0] or 'unnamed'}' (fingerprint {ours[1]}): search it with its own model, or index the collection "
-        "again with this one in another place."
+        f"'{ours[0] or 'unnamed'}' (fingerprint {ours[1]}): use its own model, or index the collection with "
+        "this one into another place (--index)."
     )
 
 

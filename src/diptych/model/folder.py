@@ -27,9 +27,8 @@ def load_folder(folder: Path, kind: type[M]) -> M:
             raise CheckpointError(
                 f"the run {place} has no model yet: resume its training with --resume_from_checkpoint {place}."
             )
-        raise CheckpointError(
-            f"{folder} is not a model folder (no config.json): give the folder of a trained run{hub_hint(folder)}."
-        )
+        what = "is not a model folder (no config.json)" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder} {what}: give the folder of a trained run{hub_hint(folder)}.")
     try:
         config = parse_json(MODEL.read(folder / "config.json"))
         found, tree = int(config["format"]), config["retriever"]

@@ -20,7 +20,7 @@ import numpy as np
 from diptych.errors import DataError, SettingsError
 from diptych.index.ingest.collection_files import CollectionFiles
 from diptych.index.ingest.pipeline import PhotoReader, take_in
-from diptych.index.ingest.works import ABSENT, NOT_FINITE, BatchEncoder, End, Work
+from diptych.index.ingest.works import ABSENT, NO_VECTOR, BatchEncoder, End, Work
 from diptych.index.models import open_model
 from diptych.index.protocol import Item
 from diptych.machine import record_root
@@ -99,7 +99,7 @@ class ShardEnd(End):
         """Write a chunk of images in the order of the data."""
         for work in works:
             if not work.is_encoded:
-                work.reason = work.reason or NOT_FINITE
+                work.reason = work.reason or NO_VECTOR
                 self.unreadable.append(work.skipped())
         good = [work for work in works if work.is_encoded]
         if good:
@@ -115,7 +115,7 @@ class ShardEnd(End):
             rows = model.encode_text([item.text for item in items])
             finite = np.asarray(np.isfinite(rows).all(axis=1))
             self.unreadable += [
-                (item.id, NOT_FINITE) for item, good in zip(items, finite, strict=True) if not good
+                (item.id, NO_VECTOR) for item, good in zip(items, finite, strict=True) if not good
             ]
             self.writer.write([item for item, good in zip(items, finite, strict=True) if good], rows[finite])
             self.texts += int(finite.sum())

@@ -74,8 +74,8 @@ class Kind:
     def advice(self) -> str:
         """What to do to have such files read."""
         if not self.package:
-            return "convert them to JPEG or PNG"
-        return f"pip install {self.package} reads them (extra '{self.extra}')"
+            return "convert such files to JPEG or PNG"
+        return f"pip install {self.package} reads such files (extra '{self.extra}')"
 
 
 HEIC = Kind("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "pillow-heif", "heic")

@@ -31,7 +31,7 @@ from diptych.index.ingest.target import (
 )
 from diptych.index.ingest.works import (
     ABSENT,
-    NOT_FINITE,
+    NO_VECTOR,
     PREDICTED,
     BatchEncoder,
     End,
@@ -206,11 +206,11 @@ class IndexEnd(End):
         return self.model.encode_text(texts) if texts else None
 
     def commit(self, works: list[Work], of_texts: Vectors | None) -> None:
-        """Write images and texts in one transaction; an image without numbers is skipped and leaves the index."""
+        """Write images and texts in one transaction; an image without a direction is skipped and leaves the index."""
         good = [work for work in works if work.is_encoded]
         for work in works:
             if not work.is_encoded:
-                work.reason = NOT_FINITE
+                work.reason = NO_VECTOR
                 self.seen -= work.names
                 self.built.images -= 1
                 self.built.texts -= len(work.texts)

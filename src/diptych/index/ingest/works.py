@@ -18,7 +18,7 @@ from diptych.model.protocol import CellCache, Local, Model, PairScoring
 from diptych.runtime.model import PICTURES
 
 ABSENT = "it is named by the collection but not on disk."
-NOT_FINITE = "the model makes NaN or infinity of it: check the model and the picture."
+NO_VECTOR = "the model makes zeros, NaN or infinity of it: check the model and the picture."
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Work:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the model made numbers of the picture."""
-        return self.vector is not None and bool(np.isfinite(self.vector).all())
+        """Whether the model made a direction of the picture: numbers that are not all zeros."""
+        return self.vector is not None and bool(np.isfinite(self.vector).all() and self.vector.any())
 
     def skipped(self) -> tuple[str, str]:
         """The id, as it can be printed, and the reason."""

@@ -5,7 +5,7 @@ A query is one term, or terms joined by ``+`` and ``-`` that stand alone or befo
 or any name of an existing image file; bare words that end as an image file does but name none are refused, in
 quotes they are a text). Where terms are joined or quoted, ``2:`` before a term is its weight;
 a text that itself starts so is written with a weight of its own, ``"1:3:10 to Yuma"``. Within quotes, ``\\"``
-is a quote.
+is a quote. A query that begins with “ or „, as phones and word processors write it, is read with straight quotes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _OPERATOR = re.compile(r'(?:(?<=\s)|(?<=")|^)([+-])(?=[\s"]|$)')
 _MARK = re.compile(r'[+"-]')  # where a piece may begin
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
 _WEIGHT = re.compile(r"\s*+(\d++\.?+\d*+|\.\d++)\s*+:", re.ASCII)
+_STRAIGHT = str.maketrans("“”„", '"""')
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -42,7 +43,7 @@ def parse_query(text: str, *, paths: bool = True) -> Query:
     """Read a query expression; without ``paths`` every term is a text (a service must not open files)."""
     if len(text) > MAX_LENGTH:
         raise QueryError(f"the query has {len(text)} characters, the limit is {MAX_LENGTH}: shorten it.")
-    pieces = list(_pieces(text))
+    pieces = list(_pieces(text.translate(_STRAIGHT) if text.lstrip().startswith(("“", "„")) else text))
     if not pieces:
         raise QueryError("the query is empty: give a text or the path of an image.", 0)
     if len(pieces) == 1 and pieces[0].kind == "bare":
