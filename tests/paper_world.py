@@ -19,10 +19,10 @@ from test_labelwise import label_data
 
 from diptych import open_captions
 from diptych.data.corrections import COLUMNS, data_hash, text_names
+from diptych.data.held_out import open_split
 from diptych.registries import RECIPES
 from diptych.runs import synthetic_pooling
 from diptych.runs.ablate import Runner
-from diptych.runs.reading import open_split
 from diptych.runs.table_plan import Cell, TableRequest
 from diptych.settings import TrainingSettings, from_json, setting_names, to_json
 from diptych.tables import PaperTable

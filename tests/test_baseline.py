@@ -13,8 +13,8 @@ from PIL import Image
 from small import bert_folder, photos, precomputed
 
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.recipes import RECIPES
-from diptych.runs.train import training_splits
 from diptych.training.baseline import FILE, Baseline, ridge_baseline, verdict, why_not
 from diptych.training.checkpoint import Progress
 from diptych.training.prepare import prepare

@@ -20,13 +20,13 @@ from diptych.cache.feature_pack import FeaturePack
 from diptych.cli import main
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.data.vocabulary import published_form, read_vocabulary
 from diptych.encoders.shared import Contextual
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
 from diptych.ops import unit
 from diptych.recipes import cookie, cookie_match
-from diptych.runs.train import training_splits
 from diptych.types import Embeddings
 
 SMALL: dict[str, Any] = {"dim": 16, "heads": 2, "batch_size": 12, "min_count": 1, "word_dim": 8}

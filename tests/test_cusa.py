@@ -19,12 +19,13 @@ from small_senteval import write_senteval
 
 from diptych.cli import main
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
 from diptych.objectives.combine import Sum
 from diptych.recipes import RECIPES
-from diptych.runs.train import run_recipe, training_splits
+from diptych.runs.train import run_recipe
 from diptych.targets.teachers import Live
 from diptych.training.teachers import Teachers
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from diptych.branches.consensus import ConceptWords, ConsensusBranch, WordStates
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.encoders.bigru import BiGRU
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
 from diptych.objectives.soft_labels import Agreement
 from diptych.recipes import RECIPES, cvse
-from diptych.runs.train import seed_everything, training_splits
+from diptych.runs.train import seed_everything
 from diptych.training.method import Method
 from diptych.types import Batch, Embeddings, Features
 

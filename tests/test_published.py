@@ -15,11 +15,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.encoders import regions
 from diptych.objectives.combine import Ramp
 from diptych.objectives.objective import Objective, after_epoch, after_step, start_epoch
 from diptych.recipes import RECIPES
-from diptych.runs.train import seed_everything, training_splits
+from diptych.runs.train import seed_everything
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, schedule_of, set_rates
 from diptych.training.step import Step

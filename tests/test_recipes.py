@@ -20,6 +20,7 @@ from small import bert_folder, photos, pictures, precomputed
 from diptych.aggregators import Mean
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.encoders.bigru import UniGRU
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.prepared import Prepared
@@ -27,7 +28,7 @@ from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.objective import after_epoch, after_step, start_epoch
 from diptych.parts import describe
 from diptych.recipes import RECIPES
-from diptych.runs.train import seed_everything, training_splits
+from diptych.runs.train import seed_everything
 from diptych.targets.columns import fill_targets
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method

@@ -21,6 +21,7 @@ from diptych.aggregators import Mean
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import CachedTexts, WordPieceInput
 from diptych.encoders.class_words import NamedGrid
@@ -31,7 +32,7 @@ from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever, Tower
 from diptych.recipes import RECIPES
 from diptych.recipes.ridge import Settings
-from diptych.runs.train import run_recipe, training_splits
+from diptych.runs.train import run_recipe
 from diptych.training.log import read_log
 from diptych.training.prepare import prepare
 from diptych.training.ridge import NormalEquations, Ridge, accumulate, choose, names_of, pooled_pairs

@@ -11,12 +11,12 @@ from commands import diptych, refused
 from small import precomputed
 
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.interaction.scan import SCAN
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 from diptych.recipes.scan import Settings, scorer
-from diptych.runs.train import training_splits
 from diptych.settings import from_json
 from diptych.tables import papers, preset, tables_of
 

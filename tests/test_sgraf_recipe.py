@@ -15,12 +15,12 @@ from commands import diptych, refused
 from small import precomputed
 
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.errors import SettingsError
 from diptych.evaluation import score_matrix
 from diptych.model.retriever import Retriever
 from diptych.model.scores import PairScores
 from diptych.recipes import RECIPES
-from diptych.runs.train import training_splits
 from diptych.types import Batch, as_inputs
 
 FLAGS = ["--dim", 16, "--similarity_dim", 8, "--batch_size", 12, "--min_count", 1, "--word_dim", 8]

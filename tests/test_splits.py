@@ -10,10 +10,10 @@ from commands import diptych, refused, training
 from small import coco_like, precomputed
 
 from diptych.data.formats import open_captions, separate_splits
+from diptych.data.held_out import open_split, training_splits
 from diptych.errors import DataError
+from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.report import Report
-from diptych.runs.reading import open_split
-from diptych.runs.train import training_splits
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +44,14 @@ def test_val_has_several_names(name: str, coco: Path) -> None:
     assert found.fingerprint() == open_captions(coco).split("val").fingerprint()
 
 
-def test_val_is_what_training_held_out_where_the_data_has_none(tmp_path: Path) -> None:
+def test_val_is_what_training_held_out_where_the_data_has_none(run: Path, tmp_path: Path) -> None:
     folder = precomputed(tmp_path / "small")
     for file in folder.glob("dev_*"):
         file.unlink()
     held = training_splits(open_captions(folder))[1]
     assert open_split(str(folder), "dev").fingerprint() == held.fingerprint()
+    for data in (folder, open_captions(folder)):
+        assert evaluate(run, data, split="dev").card.data_hash == held.fingerprint()
 
 
 def test_options_stay_behind_the_path(coco: Path) -> None:

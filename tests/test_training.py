@@ -417,7 +417,7 @@ def test_a_run_that_starts_again_starts_its_log_again(tmp_path: Path) -> None:
 
 
 def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path) -> None:
-    from diptych.runs.train import training_splits
+    from diptych.data.held_out import training_splits
     from diptych.training.checkpoint import (
         Progress,
         gather_random,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.data.arrays import as_rows, check_rows, unit_rows
-from diptych.data.captions import Captions, canonical_split
-from diptych.data.formats import open_captions
+from diptych.data.captions import Captions
+from diptych.data.held_out import open_split, split_of
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements, check_corrections
@@ -54,7 +54,8 @@ def evaluate(
     ``model`` is a retriever, or the folder or name of one; several are an ensemble, the mean of their scores. In place
     of a model, give the scores (images, texts) of these captions: a matrix, its ``.npy`` file, or any ``Scores``, such
     as those of a TREC run (``evaluation.trec``). ``data`` is a path, of which the split "test" is measured unless
-    ``split`` names another, or captions, which are measured whole unless ``split`` names a part of them.
+    ``split`` names another, or captions, which are measured whole unless ``split`` names a part of them; "val" is what
+    training holds out where the data have no such split.
 
     ``protocol`` names the data that a published number stands for (``evaluation.protocols``). Of several, each is a
     group of the report, and the names of its metrics begin with the protocol: ``coco-1k_rsum``. ``ties`` is the rule
@@ -69,9 +70,9 @@ def evaluate(
     """
     if not isinstance(data, Captions):
         check_corrections(judgements, data)
-        data = open_captions(data, split=split or "test")
+        data = open_split(str(data), split or "test")
     elif split is not None:
-        data = data.split(canonical_split(split))
+        data = split_of(data, split)
     rules = rules_of(
         protocol=protocol, ties=ties, judgements=judgements, bootstrap=bootstrap, seed=seed, equal_texts=equal_texts
     )  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 
 from diptych.data.corrections import data_hash, file_hash
 from diptych.data.formats import open_captions
+from diptych.data.held_out import open_split
 from diptych.data.problems import Absent
 from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
@@ -27,7 +28,6 @@ from diptych.reports.charts import figure_class
 from diptych.reports.tables import Metrics, TableResults, beside_earlier
 from diptych.runs import columns
 from diptych.runs.evaluate import evaluate_runs
-from diptych.runs.reading import open_split
 from diptych.runs.table_plan import (
     Cell,
     TableRequest,

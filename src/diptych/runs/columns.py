@@ -19,6 +19,7 @@ import torch
 from diptych.data.captions import Captions
 from diptych.data.decode.processes import most_memory
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.data.labels import COLUMN, class_names, class_sets
 from diptych.data.problems import Absent, LeftOut, undecodable
 from diptych.data.readers.hashing_lists import RANKED
@@ -29,7 +30,7 @@ from diptych.objectives.objective import after_step
 from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
 from diptych.recipes.recipe import Recipe
 from diptych.runs import synthetic_pooling
-from diptych.runs.train import seed_everything, training_device, training_splits
+from diptych.runs.train import seed_everything, training_device
 from diptych.settings import TrainingSettings
 from diptych.tables import TableGroup, TableRow
 from diptych.targets.columns import fill_targets

@@ -11,6 +11,7 @@ from typing import Any
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.held_out import split_of
 from diptych.data.problems import LeftOut, ToBeLeftOut
 from diptych.devices import pick_device
 from diptych.encoders.dual import is_dual_encoder
@@ -33,7 +34,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, PairScores, Scores
 from diptych.progress import echo
 from diptych.runs.measures import EvaluationRequest, Measure, measures_of
-from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
+from diptych.runs.reading import database_of, places_of, readable_views, views_of
 from diptych.storage import MODEL, expanded
 from diptych.training.checkpoint import noise_of, system_of
 from diptych.training.prepare import prepare

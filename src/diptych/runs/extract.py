@@ -46,6 +46,7 @@ from diptych.cache.rows import RowFile
 from diptych.data.arrays import ranges
 from diptych.data.captions import Captions, ImageStore, StoreRows, holds_pictures
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.data.images import ImageInput
 from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable, unopenable
 from diptych.devices import pick_device
@@ -53,7 +54,6 @@ from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.progress import track
-from diptych.runs.train import training_splits
 from diptych.storage import storing, write_text
 from diptych.training.teachers import Teachers
 from diptych.types import as_inputs

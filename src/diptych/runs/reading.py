@@ -7,15 +7,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from diptych.data.captions import Captions, canonical_split
-from diptych.data.formats import open_captions, separate_splits
+from diptych.data.captions import Captions
+from diptych.data.held_out import open_split
 from diptych.data.problems import LeftOut, Problems, unopenable
 from diptych.data.readers.hashing_lists import RANKED
 from diptych.encoders.dual import is_dual_encoder
 from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.model.retriever import Retriever
-from diptych.runs.train import training_splits
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare, unreadable_images
 
@@ -31,18 +30,6 @@ def places_of(runs: Sequence[Path], data: Sequence[str]) -> Sequence[str]:
     if not (runs[0] / "run.json").exists():
         raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
     return [str(read_run(runs[0])["data"])]
-
-
-def open_split(path: str, name: str, problems: Problems | None = None) -> Captions:
-    """One split of a data set, by any of its names (``dev`` is ``val``).
-
-    Where the format allows it, only the files of that split are read. ``val`` is what training held out where the
-    data has no such split. ``problems`` is told what is wrong with the data.
-    """
-    name, alone = canonical_split(name), separate_splits(path)
-    if name in alone or (alone and name != "val"):  # a split that is not there gets the reader's own sentence
-        return open_captions(path, split=name, problems=problems)
-    return split_of(open_captions(path, problems=problems), name)
 
 
 def views_of(
@@ -105,11 +92,3 @@ def encode_split(model: Retriever, view: Captions) -> tuple[Tensor, Tensor]:
     ready = prepare(model, view, device=str(model.device))
     images = model.encode_image(ready.captions.images, show_progress=True)
     return images, model.encode_text(ready.texts, show_progress=True)
-
-
-def split_of(captions: Captions, name: str) -> Captions:
-    """A split by name; ``val`` is what training held out where the data has no such split."""
-    name = canonical_split(name)
-    if name == "val" and "val" not in captions.splits:
-        return training_splits(captions)[1]
-    return captions.split(name)

@@ -13,6 +13,7 @@ from diptych.aggregators import GPO, Generator
 from diptych.branches.labels import label_view
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.held_out import training_splits
 from diptych.data.problems import LeftOut, ToBeLeftOut, unopenable
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.label_retrieval import DEPTHS, Failures, find_confusions
@@ -36,7 +37,7 @@ from diptych.reports.grids import Compared, Showcase, has_pictures
 from diptych.reports.page import Answer, QueryCard, QueryComparison, comparison_page
 from diptych.reports.sheets import check_png, contact_sheet, write_png
 from diptych.runs.reading import encode_split, readable_views, views_of
-from diptych.runs.train import captions_fingerprint, noisy, resumed_settings, seed_everything, training_splits
+from diptych.runs.train import captions_fingerprint, noisy, resumed_settings, seed_everything
 from diptych.storage import write_text
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare

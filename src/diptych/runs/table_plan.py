@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.formats import open_captions, separate_splits
+from diptych.data.held_out import open_split, training_splits
 from diptych.data.problems import Absent, ToBeLeftOut
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import check_data
@@ -19,8 +20,7 @@ from diptych.evaluation.senteval import is_senteval
 from diptych.names import unknown_name
 from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.columns import counts_of
-from diptych.runs.reading import open_split
-from diptych.runs.train import checked_method, noisy, training_splits
+from diptych.runs.train import checked_method, noisy
 from diptych.settings import TrainingSettings, parse_value, setting_names, to_json
 from diptych.tables import PaperTable, TableGroup, TableRow
 from diptych.training.teachers import Teachers

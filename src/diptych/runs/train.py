@@ -19,12 +19,13 @@ from diptych import notebook
 from diptych.data.captions import Captions
 from diptych.data.corrections import Noise, add_noise, file_hash
 from diptych.data.formats import open_captions, split_options
+from diptych.data.held_out import training_splits
 from diptych.data.problems import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import describe_device, pick_device
 from diptych.encoders.class_words import with_names
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lite0 import Lite0
-from diptych.errors import CheckpointError, DataError, Interrupted, SettingsError
+from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.model.retriever import Retriever
 from diptych.objectives.objective import FunctionObjective, Objective
@@ -95,8 +96,6 @@ def _part(encoder: Encoder) -> str:
         return name
     return f"{name} (frozen)" if frozen is encoder else f"{name} on {type(frozen).__name__} (frozen)"
 
-
-HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
 FEW_SHAPES = 8  # text lengths are rounded up to a multiple of it where each length is compiled or recorded
 FEW_PACKED_SHAPES = 32  # the same where texts are packed: padding costs little, and packed lengths vary too
@@ -340,28 +339,6 @@ def training_device(asked: str) -> str:
     if asked not in ("cuda", "cpu"):
         raise SettingsError(f"training cannot run on the device '{asked}': choose auto, cuda or cpu.")
     return str(pick_device(asked))
-
-
-def training_splits(captions: Captions) -> tuple[Captions, Captions]:
-    """The train and val splits; without a val split, a fixed tenth of the training images is held out."""
-    names = set(captions.splits)
-    if "train" not in names:
-        raise DataError(
-            f"{captions.name} has no split 'train': its splits are {', '.join(sorted(names)) or 'none'}."
-        )
-    training = captions.split("train")
-    if not len(training.texts):
-        why = "".join(f" {note}" for note in captions.notes)
-        raise DataError(f"{captions.name} has no texts: training needs captions beside the images.{why}")
-    if "val" in names:
-        return training, captions.split("val")
-    order = np.random.default_rng(0).permutation(len(training.images))
-    held = max(1, int(len(order) * HELD_OUT))
-    if held >= len(order):
-        raise DataError(f"{captions.name} has {len(order)} training images: too few to hold out some.")
-    rest, out = sorted(order[held:].tolist()), sorted(order[:held].tolist())
-    validation = training.subset(out)
-    return training.subset(rest), replace(validation, splits=["val"] * len(out))
 
 
 def captions_fingerprint(training: Captions, validation: Captions) -> str:
