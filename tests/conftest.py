@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+import diptych  # noqa: F401  loaded before ONNX Runtime, which then reports nothing
+
 with suppress(ImportError):
     import onnxruntime  # noqa: F401  loaded after usearch 2.26, ONNX Runtime 1.31 ends the process
 

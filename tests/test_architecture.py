@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -216,6 +217,15 @@ def test_importing_the_package_is_light() -> None:
     code = f"import sys, diptych; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_onnx_runtime_reports_nothing(tmp_path: Path) -> None:
+    """Where it would report, it keeps an id of the machine and a queue of events below the home folder."""
+    silent = {"CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME", "GITHUB_ACTIONS"}
+    here = {name: value for name, value in os.environ.items() if name not in silent}
+    code = "import diptych.runtime.session as session; session._limit_memory()"
+    subprocess.run([sys.executable, "-c", code], env={**here, "HOME": str(tmp_path)}, check=True)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
 def test_torchvision_is_never_imported() -> None:

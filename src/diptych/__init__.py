@@ -17,6 +17,7 @@ Example::
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from diptych.errors import (
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from diptych.runs.train import train
 
 __version__ = "0.2.0"
+os.environ.setdefault(
+    "ORT_DISABLE_TELEMETRY", "1"
+)  # read when ONNX Runtime is loaded, which would report to Microsoft
 __all__ = [
     "AddressError",
     "Captions",
