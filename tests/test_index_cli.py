@@ -411,7 +411,7 @@ def test_a_read_only_folder(made: Path, tmp_path: Path) -> None:
         new = ("index", made / "run", made / "shop", "--index", disk / "new.index")
         assert "Read-only" in refused(*new)
         page = ("search", place, "thing", "--html", disk / "out.html")
-        assert "cannot be written" in refused(*page)
+        assert "out.html cannot be written: choose another file" in refused(*page)
 
 
 def test_a_full_disk(made: Path, tmp_path: Path) -> None:

@@ -876,6 +876,11 @@ COMMANDS = {
         "Invalid value for '--output': /dev/null/x.svg cannot be written: choose another file.",
     "search FOLDER dog --html /dev/null/x.html":
         "Invalid value for '--html': /dev/null/x.html cannot be written: choose another file.",
+    "search x.index dog --html FOLDER": "Invalid value for '--html': FOLDER cannot be written: choose another file.",
+    "export faiss x.index /dev/null/x":
+        "Invalid value for 'FILE': /dev/null/x cannot be written: choose another file.",
+    "embed lite0+minilm FOLDER /dev/null/x":
+        "Invalid value for 'OUT': /dev/null/x cannot be written: choose another folder.",
     "extract FOLDER --outptu_dir FOLDER": "there is no option --outptu_dir: did you mean --output_dir?",
     "serach x y": "there is no command 'serach': did you mean search?",
     "index a b c": "one collection is indexed at a time: leave out c.",

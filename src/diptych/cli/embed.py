@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli.flags import (
-    PATH,
+    OUTPUT,
     Command,
     backend_flags,
     backend_options,
@@ -34,7 +34,7 @@ MOST_PICTURES = 20  # unreadable pictures that are named; the receipts list all
 @click.command()
 @click.argument("model")
 @click.argument("data", metavar="SHARDS")
-@click.argument("out", metavar="OUT", type=PATH)
+@click.argument("out", metavar="OUT", type=OUTPUT)
 @shard_flag
 @option("--rows", "images per shard, if SHARDS are not tars or Parquet files", 10_000, type=click.IntRange(1))
 @switch("texts", "embed the texts too")

@@ -57,7 +57,7 @@ detect_flag = option(
     option(
         "--score_matrix",
         "compute all scores into this .npy file first; a killed run continues from it",
-        type=PATH,
+        type=OUTPUT_FILE,
     ),
     option(
         "--hubness",

@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import OUTPUT, PATH, Command, RegistryGroup, backend_flags, model_of, option, together
+from diptych.cli.flags import (
+    OUTPUT,
+    OUTPUT_FILE,
+    PATH,
+    Command,
+    RegistryGroup,
+    backend_flags,
+    model_of,
+    option,
+    together,
+)
 from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
 
@@ -107,7 +117,10 @@ def _exporter(name: str, target: str, help: str) -> click.Command:
             echo(f"{output}: {getattr(embeddings, f'export_{name}')(opened, output, kind)} vectors")
 
     kinds = option("--kind", "items to write", "image", type=click.Choice(["image", "text"]))
-    places = click.argument("place", metavar="INDEX"), click.argument("output", metavar=target, type=PATH)
+    places = (
+        click.argument("place", metavar="INDEX"),
+        click.argument("output", metavar=target, type=OUTPUT if target == "FOLDER" else OUTPUT_FILE),
+    )
     return click.command(name, help=help)(together(*places, kinds)(run))
 
 
