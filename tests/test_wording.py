@@ -80,6 +80,7 @@ from diptych.index.engines.postgres.database import Database
 from diptych.index.ingest.collection_files import CollectionFiles
 from diptych.index.ingest.target import Target, check_clash
 from diptych.index.models import open_model
+from diptych.index.places import refuse_model
 from diptych.index.protocol import Item, Precision, halves
 from diptych.index.query.filters import parse_filter
 from diptych.index.query.parse import parse_query
@@ -722,6 +723,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "(char 1)): copy the run again."),
     ],
     IndexFault: [
+        (lambda p: refuse_model(str(put(p, "config.json", "{}").parent)),
+         "FOLDER is a model, not an index: index pictures with it first, as in diptych index FOLDER ./photos."),
         (lambda p: EmbeddedIndex.open(p, writable=True),
          "FOLDER is not an index (no index.db): give the folder that 'diptych index' wrote, or index a "
          "collection there."),

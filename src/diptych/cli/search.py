@@ -93,7 +93,7 @@ def search(
     """
     click.get_current_context().with_resource(_without_garbage_collection())
     from diptych.encoders.known_names import is_pretrained_name
-    from diptych.index.places import open_place
+    from diptych.index.places import open_place, refuse_model
     from diptych.index.query.search import Searcher
 
     rerank, condition = options["rerank"], options["filter"]
@@ -102,6 +102,7 @@ def search(
     pictures = is_pretrained_name(place) or None
     if pictures:
         model, place, query = place, pictures_of(place, query[:1]), query[1:]
+    refuse_model(place)
     request = _query(" ".join(query), like)
     opened, retriever, name, place = open_place(
         place,

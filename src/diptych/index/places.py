@@ -105,6 +105,7 @@ def open_place(
                 say(f"indexed {counted(built.images, 'image')} into {without_password(place)}.")
     elif index is not None:
         raise SettingsError(f"{place} holds no pictures to index: leave --index out, or give their folder.")
+    refuse_model(place)
     opened = open_index(place)
     try:
         if ready is None and not encodes and name is None:
@@ -288,6 +289,14 @@ def is_collection(place: str) -> bool:
 def is_model_folder(path: str) -> bool:
     """Whether a folder is that of a run or of a model."""
     return any((expanded(path) / name).is_file() for name in ("run.json", "config.json"))
+
+
+def refuse_model(place: str) -> None:
+    """Raise for the folder of a model in the place of an index."""
+    if "://" not in place and is_model_folder(place) and not index_exists(place):
+        raise IndexFault(
+            f"{place} is a model, not an index: index pictures with it first, as in diptych index {place} ./photos."
+        )
 
 
 def preview(place: str, item: Item) -> bytes | None:
