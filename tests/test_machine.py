@@ -86,7 +86,8 @@ def test_a_graph_of_somebody_else_is_not_loaded(
             assert hits.exact
             assert hits.ids[0] == "image 0"
         assert index.verify() == []
-    (said,) = caplog.messages
+    assert diptych("index", "verify", path).stdout == "sound\n"
+    said = caplog.messages[0]
     assert "not made by you on this machine" in said
     assert "diptych index" in said
     with EmbeddedIndex.open(path, writable=True) as index:  # what 'diptych index' does
