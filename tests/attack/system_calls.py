@@ -72,14 +72,14 @@ def traced(work: Work, place: Path, options: list[str], log: Path) -> int:
             log.write_text(traceback.format_exc())
         finally:
             os._exit(status)
-    os.close(waiting)
     with subprocess.Popen(["strace", "-p", str(pid), *options], stderr=subprocess.PIPE) as tracer:
         assert tracer.stderr is not None
         said = tracer.stderr.readline()
         if b"attached" not in said:
             os.kill(pid, signal.SIGKILL)
-        os.write(go, b"!")
+        os.write(go, b"!")  # also where the process was killed before it reads
         os.close(go)
+        os.close(waiting)
         _, status = os.waitpid(pid, 0)
         said += tracer.stderr.read()
     assert b"attached" in said, said
