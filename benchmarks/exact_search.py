@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -46,6 +45,8 @@ def by_torch(rows: Block, queries: NDArray[np.float32]) -> tuple[NDArray[np.floa
 
 def by_onnx(dim: int, half: bool) -> Score:
     """Cast, MatMul and TopK."""
+    import onnxruntime  # after diptych, which has it report nothing
+
     nodes = [helper.make_node("Cast", ["rows"], ["wide"], to=TensorProto.FLOAT)] if half else []
     nodes += [
         helper.make_node("MatMul", ["wide" if half else "rows", "queries"], ["scores"]),
