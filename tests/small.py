@@ -96,7 +96,7 @@ def photos(folder: Path, count: int = 12) -> Path:
     return folder
 
 
-def bert_folder(folder: Path) -> Path:
+def bert_folder(folder: Path, positions: int = 64) -> Path:
     """A tiny BERT with random weights and a word-level vocabulary, saved in the real format."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
@@ -115,7 +115,7 @@ def bert_folder(folder: Path) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
     )  # fmt: skip
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     return folder

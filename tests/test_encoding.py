@@ -163,7 +163,7 @@ def test_one_batch_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> WordPieceInput:
-    return WordPieceInput(bert_folder(tmp_path_factory.mktemp("bert")), augment=0.2)
+    return WordPieceInput(bert_folder(tmp_path_factory.mktemp("bert"), positions=2 * LONGEST), augment=0.2)
 
 
 def sentences(count: int = 41) -> list[str]:

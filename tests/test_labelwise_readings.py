@@ -121,7 +121,7 @@ def test_texts_are_cut_at_the_limit(captions: Captions, tmp_path: Path) -> None:
     ids = short([long, "the dog"])
     assert ids.mask.sum(1).tolist() == [7, 4]
     assert short.spell(ids.values[0].tolist()) == ["<start>", *WORDS[9:14], "<end>"]
-    folder = bert_folder(tmp_path / "bert")
+    folder = bert_folder(tmp_path / "bert", positions=200)
     pieces = built(captions, text_encoder=str(folder), max_tokens=9)[0].retriever.text_input
     assert pieces([long]).mask.sum() == 9
     assert built(captions, text_encoder=str(folder))[0].retriever.text_input.max_length == 150

@@ -167,7 +167,7 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (shutil.rmtree, r"config\.json"),
+    "no folder": (shutil.rmtree, "not exist"),
     "no config": (lambda d: (d / "config.json").unlink(), r"config\.json"),
     "no JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json"),
     "no object": (lambda d: (d / "config.json").write_text("[]"), r"config\.json"),

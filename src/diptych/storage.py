@@ -218,7 +218,7 @@ class Entries:
             blob = _blob(path) if self.snapshots and stat.S_ISLNK(mode) else None
             if blob is not None:
                 path, mode = blob, blob.lstat().st_mode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return path
         if not stat.S_ISREG(mode):
             raise self._not_plain(path)
@@ -227,7 +227,7 @@ class Entries:
     def check_alone(self, path: Path) -> Path:
         """The path of a plain file to be changed; one with a second name is refused: what that is would change, too."""
         path = self.check(path)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             if path.lstat().st_nlink > 1:
                 raise self.fault(f"{path} has a second name (a hard link), which would change: {self.remedy}")
         return path

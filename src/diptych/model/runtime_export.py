@@ -24,7 +24,7 @@ from diptych.branches.labels import LabelView, label_view
 from diptych.data.arrays import Sets
 from diptych.data.images import RegionInput, as_item
 from diptych.encoders.dual import is_dual_encoder
-from diptych.errors import DiptychError, RuntimeFault, SettingsError, StorageError, import_extra, reason_of
+from diptych.errors import DiptychError, RuntimeFault, SettingsError, StorageError, import_extra
 from diptych.model.export_texts import write_texts
 from diptych.model.retriever import Retriever
 from diptych.parts import describe
@@ -45,7 +45,7 @@ from diptych.runtime.folder import (
     file_facts,
 )  # fmt: skip
 from diptych.runtime.model import READERS, RuntimeModel
-from diptych.runtime.session import OnnxSession
+from diptych.runtime.session import OnnxSession, short_reason
 from diptych.storage import REFUSED, replace_folder
 from diptych.types import Features, Inputs, as_inputs
 
@@ -125,7 +125,7 @@ def _said(error: Exception) -> str:
     if isinstance(error, RuntimeFault):  # how to get a new file is none of it
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     kind = "" if isinstance(error, DiptychError) else f"{type(error).__name__}: "
-    return f"{kind}{reason_of(error, 200)}"
+    return f"{kind}{short_reason(error)}"
 
 
 def place_runtime(

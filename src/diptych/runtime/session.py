@@ -139,7 +139,7 @@ class OnnxSession:
         except Exception as error:  # ONNX Runtime's own, of many kinds
             version = onnxruntime.__version__
             raise RuntimeFault(
-                f"{file} cannot be run by ONNX Runtime {version} ({_reason(error)}): {advice(file.parent.parent)}."
+                f"{file} cannot be run by ONNX Runtime {version} ({short_reason(error)}): {advice(file.parent.parent)}."
             ) from error
         give_back_memory()
         found = (
@@ -168,13 +168,13 @@ class OnnxSession:
         except Exception as error:  # ONNX Runtime's own, of many kinds
             shapes = ", ".join(f"{name} {value.shape}" for name, value in fed.items())
             raise RuntimeFault(
-                f"{self.file} failed on {shapes} ({_reason(error)}): {advice(self.file.parent.parent)}."
+                f"{self.file} failed on {shapes} ({short_reason(error)}): {advice(self.file.parent.parent)}."
             ) from error
         finally:
             late.cancel()
         return np.asarray(found, dtype=np.float32)
 
 
-def _reason(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
     """What ONNX Runtime says, without its codes and the places in its own source."""
     return NOISE.sub("", reason_of(error), count=1)[:200].rstrip(".")
