@@ -419,6 +419,17 @@ def test_links_in_the_cache_folder_are_not_followed(
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "other").rglob("*")) == before
 
 
+def test_a_file_of_the_cache_may_go_while_it_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process writes there: its temporary files are listed, and gone."""
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path))
+    (tmp_path / "images").mkdir()
+    listed = [(str(tmp_path / "images"), ["cleared"], [".new-index-0"])]
+    monkeypatch.setattr(os, "walk", lambda folder: listed)
+    cell_pack("b", "i", "p", "t").append(["a"], np.ones((1, 3), np.float16))
+
+
 def test_a_note_of_use_with_a_second_name_is_not_touched(tmp_path: Path) -> None:
     pack = FeaturePack(tmp_path / "pack")
     pack.append(["a"], np.ones((1, 3), np.float16))

@@ -239,7 +239,7 @@ class Entries:
         for place, folders, files in os.walk(folder):
             for name in (*folders, *files):
                 path = Path(place, name)
-                if not stat.S_ISDIR(path.lstat().st_mode):
+                if path.is_symlink() or not path.is_dir():  # also one that another process has just removed
                     self.check(path)
 
     def open(self, path: Path, flags: int = os.O_RDONLY) -> int:
