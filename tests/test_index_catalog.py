@@ -12,8 +12,10 @@ import time
 import zlib
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from bombs import npy
 from circles import lead_in_circles
@@ -161,13 +163,43 @@ def test_pages_that_lead_in_circles(table: str, rows: str, use: str, folder: Pat
 
 def test_a_file_is_as_large_as_what_was_written(folder: Path) -> None:
     """One of a terabyte took as many steps as its size."""
-    before = databases.size_on_disk(folder / "index.db")
     os.truncate(folder / "index.db", 1 << 40)
-    assert databases.size_on_disk(folder / "index.db") < before + 100_000
+    assert databases.size_on_disk(folder / "index.db") < 1 << 27
 
 
-def test_a_catalog_of_holes_is_not_copied(folder: Path, tmp_path: Path) -> None:
+def test_a_file_system_may_count_late_or_compress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZFS counts a block of a new file for seconds: a sound index was called damaged."""
+    with EmbeddedIndex.open(folder, writable=True) as index:
+        items = [Item(f"more {n}", "image") for n in range(300)]
+        index.add(items, np.repeat(VECTORS[:1], len(items), axis=0))
+    of_file = Path.stat
+
+    def one_block(path: Path, **how: Any) -> Any:
+        status = of_file(path, **how)
+        names = [name for name in dir(status) if name.startswith("st_")]
+        values = {name: getattr(status, name) for name in names}
+        return SimpleNamespace(**{**values, "st_blocks": 1})
+
+    monkeypatch.setattr(Path, "stat", one_block)
+    with EmbeddedIndex.open(folder) as index:
+        assert len(list(index.contents(0, "image"))) > 300
+
+
+def test_many_queries_read_an_item_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two million hits took more steps than a small catalog explains: it was called damaged."""
+    monkeypatch.setattr(databases, "STEPS_ALLOWED", 0)
+    monkeypatch.setattr(databases, "STEPS_PER_BYTE", 1)
+    monkeypatch.setattr(connections, "STEPS", 1000)
+    with EmbeddedIndex.open(folder) as index:
+        found = index.search_many(np.repeat(VECTORS[:1], 10_000, axis=0), 3)
+        assert found == [index.search(VECTORS[0], 3)] * 10_000
+
+
+def test_a_catalog_of_holes_is_not_copied(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A terabyte was copied where the catalog cannot be written, to compare the full text."""
+    monkeypatch.setattr(databases, "UNCOUNTED", 0)
     rewrite(folder, "PRAGMA journal_mode = DELETE")
     catalog = folder / "index.db"
     data = bytearray(catalog.read_bytes())

@@ -12,6 +12,8 @@ ENDS = ("", "-wal", "-shm", "-journal")  # of the names of what SQLite opens
 # (at some 50 million a second), and for each byte of the database. A change of a small database takes 4 a byte, all
 # others less than 1; pages that lead to each other in circles would be read for ever
 STEPS, STEPS_ALLOWED, STEPS_PER_BYTE = 1_000_000, 20_000_000, 10
+# what a file system that compresses may have of a file, and one that has not yet counted what was just written
+COMPRESSED, UNCOUNTED = 16, 1 << 26
 ROW = 4  # bytes of a row at least, its place in the page included
 _TWO_DATABASES = bytes.fromhex("d9d505f920a163d7")  # how a journal ends that names a further file
 
@@ -37,15 +39,15 @@ def check_files(names: Entries, path: Path, *, changed: bool) -> None:
 
 
 def size_on_disk(path: Path) -> int:
-    """Bytes of a database and its log, without what was never written: a file of a terabyte may hold a page."""
+    """Bytes of a database and its log, at most those that its blocks explain: a file of a terabyte may hold a page."""
     total = 0
     for file in (path, path.with_name(f"{path.name}-wal")):
         try:
             status = file.stat()
         except FileNotFoundError:
             continue
-        written = 512 * getattr(status, "st_blocks", 0)
-        total += min(status.st_size, written) if written else status.st_size
+        written = 512 * getattr(status, "st_blocks", status.st_size)
+        total += min(status.st_size, max(COMPRESSED * written, UNCOUNTED))
     return total
 
 

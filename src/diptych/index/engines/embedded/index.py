@@ -201,8 +201,12 @@ class EmbeddedIndex(Index):
                 return state.generation
             else:
                 found = scan(state.of_kind(kind), queries, k, self._selection(state, db, filter, kind))
-            pairs = zip(queries, found, strict=True)
-            return [self._hits(state, db, query, slots, k, graph is None) for query, slots in pairs]
+            best = [self._best(state, *pair, k) for pair in zip(queries, found, strict=True)]
+            slots = sorted(
+                {slot for pairs in best for slot, _ in pairs}
+            )  # each read once, however many hits it has
+            items = dict(zip(slots, self._items(db, slots), strict=True))
+            return [Hits(tuple(Hit(items[slot], s) for slot, s in pairs), graph is None) for pairs in best]
 
         missed = -1
         # a state without its graph: a writer may have replaced that since, and the next state names the new one
@@ -259,14 +263,13 @@ class EmbeddedIndex(Index):
     ) -> Selection | None:
         return None if filter is None else self._columns.select(state, db, filter, kind)
 
-    def _hits(self, state: State, db: Any, query: Vectors, slots: RowNumbers, k: int, exact: bool) -> Hits:
+    def _best(self, state: State, query: Vectors, slots: RowNumbers, k: int) -> list[tuple[int, float]]:
+        """The best k of some slots, each with its score."""
         scores = rescore(fetch(state.segments, self._layout, slots), query)
         of_texts = [s.number for s in state.of_kind("text")]
         texts = np.isin(slots >> ROW_BITS, of_texts) if of_texts else np.zeros(len(slots), bool)
         best = np.lexsort((slots, texts, -scores))[:k]
-        items = self._items(db, slots[best].tolist())
-        pairs = zip(items, scores[best].tolist(), strict=True)
-        return Hits(tuple(Hit(item, score) for item, score in pairs), exact)
+        return list(zip(slots[best].tolist(), scores[best].tolist(), strict=True))
 
     def _items(self, db: Any, slots: Sequence[int]) -> list[Item]:
         """The items at live slots of this moment: each has one, or the catalog has lost it."""

@@ -13,8 +13,6 @@ from diptych.index.engines.embedded.state import Segment, State
 from diptych.index.protocol import KINDS
 from diptych.progress import track
 
-HOLES = 4  # times the bytes on the disk that a catalog to be copied may have; SQLite makes no holes
-
 
 def verify(
     state: State, db: sqlite3.Connection, folder: Path, layout: RowLayout, show_progress: bool = False
@@ -101,7 +99,7 @@ def _word_faults(folder: Path) -> list[str]:
             if db is not source:
                 db.close()
             size = _count(source, "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
-            if size > HOLES * databases.size_on_disk(path):
+            if size > databases.size_on_disk(path):  # SQLite makes no holes
                 return [f"the catalog claims {size} bytes, most of which were never written."]
             db = sqlite3.connect("", isolation_level=None)  # on disk, where memory is short
             source.backup(db)
