@@ -14,8 +14,9 @@ import pytest
 from safetensors import SafetensorError
 
 from diptych import storage
+from diptych.entries import Entries
 from diptych.errors import DataError, StorageError
-from diptych.storage import Entries, recover_folder, replace_folder, storing, write_text
+from diptych.storage import recover_folder, replace_folder, storing, write_text
 
 
 def fill(folder: Path, text: str) -> None:

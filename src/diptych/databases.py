@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from diptych.storage import Entries
+from diptych.entries import Entries
 
 ENDS = ("", "-wal", "-shm", "-journal")  # of the names of what SQLite opens
 # steps of SQLite's machine between two looks, each of which waits for the interpreter; those of one transaction at most

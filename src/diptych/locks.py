@@ -9,8 +9,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from diptych.entries import Entries
 from diptych.errors import StorageError
-from diptych.storage import Entries
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 

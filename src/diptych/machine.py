@@ -20,8 +20,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from diptych import storage
+from diptych.entries import Entries
 from diptych.errors import DiptychError, StorageError
-from diptych.storage import Entries, create_file, expanded
+from diptych.storage import create_file, expanded
 
 KEY, ROOTS = "key", "roots"
 KEY_BYTES = 32

@@ -33,9 +33,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from diptych.entries import MODEL
 from diptych.errors import CheckpointError, DiptychError
 from diptych.names import fits, import_declared, import_plugins
-from diptych.storage import MODEL, parse_json
+from diptych.storage import parse_json
 
 T = TypeVar("T")
 PARTS: dict[tuple[str, str], type] = {}

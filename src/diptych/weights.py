@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diptych.storage import MODEL
+from diptych.entries import MODEL
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Turns a state into the one that is saved."""

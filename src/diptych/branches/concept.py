@@ -17,9 +17,9 @@ from torch.nn.functional import leaky_relu
 from diptych import ops
 from diptych.branches.branch import Branch
 from diptych.data.concepts import Concepts, WordVectors
+from diptych.entries import MODEL
 from diptych.errors import SettingsError, one_of
 from diptych.parts import content_digest, part
-from diptych.storage import MODEL
 from diptych.types import Batch, Embeddings, Features
 
 Norm = Literal["sym", "cvse", "coder"]

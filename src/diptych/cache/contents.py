@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from diptych.cache.feature_pack import MISSING, FeaturePack
 from diptych.cache.rows import to_half
 from diptych.data.captions import StoredImage
+from diptych.entries import CACHE
 from diptych.errors import DataError, SettingsError
-from diptych.storage import CACHE, RUNTIMES, cache_folder, storing
+from diptych.storage import RUNTIMES, cache_folder, storing
 
 PACKS = "images"
 """The folder of the packs of picture features, in the cache folder."""

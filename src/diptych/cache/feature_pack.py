@@ -35,9 +35,10 @@ from numpy.typing import NDArray
 
 from diptych.cache.rows import crc_at, put, stamp_of, to_half
 from diptych.data.arrays import MOST_SIDES, ArrayStore
+from diptych.entries import WHOLE, Entries
 from diptych.errors import DataError, StorageError
 from diptych.locks import lock_at
-from diptych.storage import MISREAD, WHOLE, Entries, parse_json, storing, write_bytes, write_text
+from diptych.storage import MISREAD, parse_json, storing, write_bytes, write_text
 
 FORMAT = 1
 FILE_BYTES = 1 << 30  # largest file of rows: files are cleared, or checked after damage, one at a time

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.databases import STEPS, check_files, most_steps
+from diptych.entries import CACHE
 from diptych.errors import IndexFault, SettingsError, StorageError
-from diptych.storage import CACHE, expanded, storing
+from diptych.storage import expanded, storing
 
 SUFFIX = ".features"  # behind the name of the index
 _LAYOUT = """CREATE TABLE features (

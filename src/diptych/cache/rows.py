@@ -26,9 +26,10 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import DTypeLike, NDArray
 
+from diptych.entries import Entries
 from diptych.errors import DataError, StorageError
 from diptych.locks import lock_at
-from diptych.storage import Entries, parse_json, storing, write_text
+from diptych.storage import parse_json, storing, write_text
 
 FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows

@@ -17,9 +17,10 @@ from diptych.data.captions import Captions
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
 from diptych.data.problems import STOP, Problems
+from diptych.entries import MODEL
 from diptych.errors import DataError, SettingsError, at_least, one_of, reason_of
 from diptych.parts import content_digest, part
-from diptych.storage import MODEL, expanded, parse_json
+from diptych.storage import expanded, parse_json
 
 COLUMN = "labels"  # the column of a manifest that holds the labels of an image
 SEPARATORS = ";|"  # between the labels of one cell

@@ -12,9 +12,10 @@ from typing import Literal, TypeVar
 
 from diptych.data.arrays import read_ahead
 from diptych.data.captions import HALVES, Captions, ImageStore
+from diptych.entries import MODEL
 from diptych.errors import DataError, ImageError, reason_of
 from diptych.progress import counted, echo, track
-from diptych.storage import MODEL, write_bytes
+from diptych.storage import write_bytes
 
 T = TypeVar("T")
 Severity = Literal["error", "warning"]

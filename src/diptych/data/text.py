@@ -28,10 +28,10 @@ from diptych.data.vocabulary import (
     tokenize,
     vocabulary_words,
 )
+from diptych.entries import MODEL
 from diptych.errors import DataError, SettingsError, reason_of
 from diptych.parts import content_digest, part
 from diptych.progress import track
-from diptych.storage import MODEL
 
 if TYPE_CHECKING:
     from diptych.data.augmentation import WordAugmentation

@@ -27,9 +27,9 @@ from diptych.encoders.pretrained import (
     load_model,
     read_processor,
 )
+from diptych.entries import MODEL
 from diptych.errors import SettingsError, reason_of
 from diptych.parts import part
-from diptych.storage import MODEL
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as image processors store them
 

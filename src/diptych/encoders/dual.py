@@ -9,8 +9,9 @@ from diptych.data.images import ImageInput
 from diptych.data.text import TextInput
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.known_names import CLASS_WORDS, is_open_clip, is_pretrained_name
+from diptych.entries import MODEL
 from diptych.errors import SettingsError
-from diptych.storage import MODEL, parse_json
+from diptych.storage import parse_json
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import check_stored, text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
 from diptych.encoders.pretrained import free_name, import_package
+from diptych.entries import MODEL
 from diptych.errors import DataError, DiptychError, SettingsError, reason_of
 from diptych.parts import content_digest, part
 from diptych.progress import track
-from diptych.storage import MODEL, parse_json
+from diptych.storage import parse_json
 from diptych.types import Features, Inputs
 
 FORMS = "open_clip:ARCHITECTURE/WEIGHTS, open_clip:hf-hub:ID or open_clip:FOLDER"

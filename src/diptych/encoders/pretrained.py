@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 from diptych.encoders.known_names import HUGGING_FACE, known_name
+from diptych.entries import MODEL
 from diptych.errors import DataError, MissingExtra, SettingsError, import_extra, reason_of
 from diptych.parts import content_digest
-from diptych.storage import MODEL, parse_json
+from diptych.storage import parse_json
 
 PATIENCE = 3.0  # seconds for the hub to take a connection
 PREPROCESSOR = "preprocessor_config.json"

@@ -15,11 +15,12 @@ from torch import Tensor
 from diptych.cache.rows import RowFile
 from diptych.data.arrays import ranges, read_array
 from diptych.devices import autocast
+from diptych.entries import CACHE
 from diptych.errors import DataError
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
-from diptych.storage import CACHE, MISREAD, parse_json, write_text
+from diptych.storage import MISREAD, parse_json, write_text
 
 IMAGES, TEXTS = 512, 2048  # pairs computed at once
 BLOCK_BYTES = 64 << 20  # most bytes of scores between two writes

@@ -12,10 +12,10 @@ import numpy as np
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.text_inputs import CleanedInput, FixedLengthInput
 from diptych.data.vocabulary import published_form
+from diptych.entries import MODEL
 from diptych.errors import SettingsError
 from diptych.runtime.folder import TOKENIZER, VOCABULARY
 from diptych.runtime.texts import text_reader
-from diptych.storage import MODEL
 
 ODD_TEXTS = (
     "a", "Two  spaces,\tand a tab", "  spaces around  ", "UPPER case, don't; (really?) [no] {x}", "naïve café, 3.14 €",

@@ -9,10 +9,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from diptych.encoders.known_names import hub_hint
+from diptych.entries import MODEL
 from diptych.errors import CheckpointError, reason_of
 from diptych.parts import rebuild
 from diptych.runtime.folder import best_folder
-from diptych.storage import MISREAD, MODEL, expanded, parse_json
+from diptych.storage import MISREAD, expanded, parse_json
 from diptych.weights import load_weights
 
 M = TypeVar("M", bound=nn.Module)

@@ -27,6 +27,7 @@ from diptych.devices import pick_device, pick_precision
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.dual_side import merged
 from diptych.encoders.encoder import Encoder
+from diptych.entries import MODEL
 from diptych.errors import SettingsError
 from diptych.interaction.similarity import PairScorer
 from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode, is_text
@@ -34,7 +35,7 @@ from diptych.model.folder import FORMAT, load_folder
 from diptych.model.reranking import RerankedScores
 from diptych.model.scores import EmbeddingScores, PairScores, Scores, vector_scores
 from diptych.parts import describe, part
-from diptych.storage import MODEL, replace_folder
+from diptych.storage import replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
 from diptych.weights import save_weights, update_digest
 

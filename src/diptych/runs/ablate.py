@@ -19,6 +19,7 @@ from diptych.data.corrections import data_hash, file_hash
 from diptych.data.formats import open_captions
 from diptych.data.held_out import open_split
 from diptych.data.problems import Absent
+from diptych.entries import MODEL
 from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
 from diptych.progress import counted, echo
@@ -39,7 +40,7 @@ from diptych.runs.table_plan import (
 )
 from diptych.runs.train import inherited, open_run, resumed_settings, start_or_resume
 from diptych.settings import TrainingSettings, from_json, setting_names, to_json
-from diptych.storage import MODEL, parse_json, write_text
+from diptych.storage import parse_json, write_text
 from diptych.tables import PaperTable, TableGroup, TableRow, preset, slug
 from diptych.training.checkpoint import RunCard, check_resumable, has_state, read_run
 

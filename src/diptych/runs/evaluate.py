@@ -17,6 +17,7 @@ from diptych.devices import pick_device
 from diptych.encoders.dual import is_dual_encoder
 from diptych.encoders.known_names import CLASS_WORDS, is_open_clip
 from diptych.encoders.pretrained import load_config
+from diptych.entries import MODEL
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card
 from diptych.evaluation.compare import detection
@@ -35,7 +36,7 @@ from diptych.model.scores import MeanScores, PairScores, Scores
 from diptych.progress import echo
 from diptych.runs.measures import EvaluationRequest, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, views_of
-from diptych.storage import MODEL, expanded
+from diptych.storage import expanded
 from diptych.training.checkpoint import noise_of, system_of
 from diptych.training.prepare import prepare
 from diptych.vectors.manifest import is_vectors

@@ -35,11 +35,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from diptych.entries import CACHE, MODEL
 from diptych.errors import RuntimeFault, SettingsError
 from diptych.storage import (
-    CACHE,
     MISREAD,
-    MODEL,
     RUNTIMES,
     cache_folder,
     create_folder,

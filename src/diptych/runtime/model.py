@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from diptych.data.arrays import Arrays, Sets, are_features, read_ahead, read_items
 from diptych.data.text import TextInput
+from diptych.entries import MODEL
 from diptych.errors import DataError, DiptychError, RuntimeFault, SettingsError
 from diptych.progress import track
 from diptych.runtime.folder import (
@@ -33,7 +34,6 @@ from diptych.runtime.folder import (
 )
 from diptych.runtime.session import OnnxSession
 from diptych.runtime.texts import text_reader
-from diptych.storage import MODEL
 
 if TYPE_CHECKING:  # a query of words needs nothing of pictures
     from diptych.data.captions import ImageStore, StoredImage

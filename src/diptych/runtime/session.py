@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.entries import MODEL
 from diptych.errors import RuntimeFault, reason_of
 from diptych.runtime.folder import advice
-from diptych.storage import MODEL
 
 FATAL = 4  # what ONNX Runtime may print: errors are raised, and said once
 SECONDS = 30.0  # for each row of a run; the largest encoders take a few

@@ -22,10 +22,11 @@ import numpy as np
 
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
 from diptych.data.tokenizers import check_tokenizer, tokenizing
+from diptych.entries import MODEL
 from diptych.errors import RuntimeFault
 from diptych.parts import misfit
 from diptych.runtime.folder import LARGEST, TOKENIZER, VOCABULARY, advice, is_size
-from diptych.storage import MODEL, parse_json
+from diptych.storage import parse_json
 
 
 class Pieces(TextInput):

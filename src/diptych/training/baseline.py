@@ -10,9 +10,10 @@ import numpy as np
 
 from diptych.data.captions import holds_features
 from diptych.data.text import CachedTexts
+from diptych.entries import MODEL
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.prepared import Prepared
-from diptych.storage import MISREAD, MODEL, parse_json, write_text
+from diptych.storage import MISREAD, parse_json, write_text
 from diptych.training.checkpoint import Progress
 from diptych.training.method import Method
 from diptych.training.ridge import Names, accumulate, choose

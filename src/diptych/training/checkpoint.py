@@ -26,9 +26,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from diptych import __version__
 from diptych.data.corrections import Noise
+from diptych.entries import MODEL
 from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_saved, to_json
-from diptych.storage import MISREAD, MODEL, parse_json, recover_folder, replace_folder, write_text
+from diptych.storage import MISREAD, parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
 from diptych.training.optim import depends_on_epochs
 from diptych.weights import is_divided, own_tensors, read_tensors, whole_state, whole_tensor

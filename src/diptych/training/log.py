@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from diptych.entries import MODEL
 from diptych.errors import TrainingError, import_extra
-from diptych.storage import MODEL, parse_json, storing, write_text
+from diptych.storage import parse_json, storing, write_text
 from diptych.types import Terms
 
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -20,17 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from diptych.entries import Entries
 from diptych.errors import DataError
-from diptych.storage import (
-    MISREAD,
-    Entries,
-    create_file,
-    expanded,
-    new_file,
-    parse_json,
-    sweep_files,
-    write_text,
-)
+from diptych.storage import MISREAD, create_file, expanded, new_file, parse_json, sweep_files, write_text
 
 FORMAT, VERSION = "diptych-embeddings", 1
 MANIFEST = "manifest.json"

@@ -26,9 +26,10 @@ from diptych.data.decode.opening import open_image
 from diptych.data.files import Member, content_hash, named_files, read_object
 from diptych.data.problems import AllProblems, Problem, Problems
 from diptych.data.readers.draft import Draft, Reader, add_texts
+from diptych.entries import CACHE
 from diptych.errors import DataError, StorageError
 from diptych.progress import track
-from diptych.storage import CACHE, cache_folder, parse_json, write_bytes
+from diptych.storage import cache_folder, parse_json, write_bytes
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
 JSON_TEXTS = ("captions", "caption", "text", "texts")

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.entries import Entries
 from diptych.errors import IndexFault
 from diptych.index import deadline
 from diptych.index.protocol import Precision, Vectors, halves
-from diptych.storage import Entries, storing, sync
+from diptych.storage import storing, sync
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
