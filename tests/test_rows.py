@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from disks import fill, make_read_only, small_disk
 
+from diptych.cache import feature_pack
 from diptych.cache.feature_pack import FeaturePack
 from diptych.cache.rows import HEADER, RowFile
 from diptych.errors import DataError, StorageError
@@ -188,3 +189,11 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
         file.finish()
     assert other.communicate(timeout=60)[0] == "done\n"
     assert np.array_equal(np.load(tmp_path / "a.npy"), ROWS)
+
+
+def test_a_long_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process would write over what it had not read."""
+    FeaturePack(tmp_path / "p").append(["a", "b", "c", "d", "e"], np.eye(5, dtype=np.float16))
+    monkeypatch.setattr(feature_pack, "WHOLE", 2 * feature_pack.ENTRY.itemsize + 1)
+    FeaturePack(tmp_path / "p").append(["f"], np.ones((1, 5), np.float16))
+    assert (FeaturePack(tmp_path / "p").find(["a", "e", "f"]) >= 0).all()

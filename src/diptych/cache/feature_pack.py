@@ -167,12 +167,14 @@ class FeaturePack:
                 if not self.shape:
                     self.shape = self._read_shape()
                 file.seek(self._read)
-                data = file.read(WHOLE)
+                while data := file.read(WHOLE // ENTRY.itemsize * ENTRY.itemsize):
+                    entries = _sound_entries(data)
+                    self._read += len(data) // ENTRY.itemsize * ENTRY.itemsize
+                    self._enter(entries)
+                    if not len(entries):  # holes, which may go on for a terabyte
+                        break
         except (FileNotFoundError, NotADirectoryError):
             self._forget()
-            return
-        self._read += len(data) // ENTRY.itemsize * ENTRY.itemsize
-        self._enter(_sound_entries(data))
 
     def files(self) -> list[PackFile]:
         counts = Counter(row // self.per_file for row in self._rows.values())
