@@ -163,7 +163,12 @@ def hostile_folders(folder: Path) -> Attack:
         }
     values = [*NUMBERS[:7], *TEXTS, None, b"\x00" * 9, "[]", "{}", 2**62]
 
-    def change(draw: Random) -> None:
+    def is_plain(path: Path) -> bool:
+        """Whether it can be read: a pipe, from an earlier change, would be waited for."""
+        return path.is_file() and not path.is_symlink()
+
+    def change(draw: Random) -> bool:
+        """One change; whether another can follow, which would undo a journal with all that this does."""
         kind = draw.random()
         if kind < 0.35:
             name = draw.choice(NAMES).format(fence=folder)
@@ -189,6 +194,8 @@ def hostile_folders(folder: Path) -> Attack:
                 os.link(folder / "script.sh", entry)  # a plain file, that somebody else names too
         elif kind < 0.65:  # an approximate index, with the checksum of what it says now
             graph = next(place.glob("graph-*"))
+            if not is_plain(graph):
+                return True
             data = mutated(graph.read_bytes(), draw)
             if draw.random() < 0.5:
                 head = mutated(repr(value(draw)).encode("utf-8", "replace"), draw)[:60_000]
@@ -202,17 +209,21 @@ def hostile_folders(folder: Path) -> Attack:
                 reseal(place, "UPDATE items SET path = ?", draw.choice(("thesis.tex", "../thesis.tex")))
         elif kind < 0.73:  # a journal of another's, which may name a file that SQLite removes
             database = place / "index.db"
+            if not is_plain(database):
+                return False
             name_in_journal(database, draw.choice((folder / "thesis.tex", folder / "script.sh", database)))
             journal = place / "index.db-journal"
             data = journal.read_bytes()
             journal.write_bytes(draw.choice((data, data[:512], mutated(data, draw))))
             if draw.random() < 0.3:
                 os.link(database, folder / "own.db")
+            return False
         else:
             table = draw.choice(sorted(columns))
             chosen = draw.choice(values)
             with suppress(sqlite3.Error, UnicodeError, OverflowError):
                 reseal(place, f"UPDATE {table} SET {draw.choice(columns[table])} = ?", chosen)
+        return True
 
     def once(draw: Random) -> None:
         shutil.rmtree(place, ignore_errors=True)
@@ -221,7 +232,8 @@ def hostile_folders(folder: Path) -> Attack:
         (folder / "own.db").unlink(missing_ok=True)
         try:
             for _ in range(draw.choice((1, 1, 2))):
-                change(draw)
+                if not change(draw):
+                    break
         except (sqlite3.Error, OSError, TypeError, ValueError, AttributeError):
             return  # two changes that cannot be made together
         with fence(folder):
