@@ -95,9 +95,8 @@ def test_a_column_that_takes_long_to_read_is_read_on_where_it_stopped(
 
 
 def test_sqlite_is_interrupted(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        databases, "STEPS_ALLOWED", 10**12
-    )  # or the steps of a sound catalog are over before the time
+    # or the steps of a sound catalog are over before the time
+    monkeypatch.setattr(databases, "STEPS_ALLOWED", 10**12)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     with index, deadline.within(0.3), pytest.raises(Unavailable, match=r"0\.3"):
         index._read(lambda state, db: db.execute(endless).fetchone())

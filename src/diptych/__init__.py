@@ -53,9 +53,8 @@ if TYPE_CHECKING:
     from diptych.runs.train import train
 
 __version__ = "0.2.0"
-os.environ.setdefault(
-    "ORT_DISABLE_TELEMETRY", "1"
-)  # read when ONNX Runtime is loaded, which would report to Microsoft
+# ONNX Runtime reads it when it is loaded, and would report to Microsoft
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 __all__ = [
     "AddressError",
     "Captions",

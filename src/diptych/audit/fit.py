@@ -183,9 +183,8 @@ def find_wrong(fit: Fit, *, seed: int = 0) -> Wrong:
     planted = [_of_images(fit, planted_owner(fit.fold_of, rng)) for _ in range(ROUNDS)]
     whole = Mixture(_of_images(fit, np.arange(fit.images)), np.concatenate(planted))
     share, low, high = whole.share()
-    image = whole.probability(
-        (low + high) / 2
-    )  # not the share: where that is 0, probabilities rank all the same
+    # not of the share: where that is 0, probabilities rank all the same
+    image = whole.probability((low + high) / 2)
     voting = np.flatnonzero(counts[fit.image_of] >= VOTERS)
     alone, agreement = np.zeros(len(texts)), None
     if len(voting):

@@ -202,9 +202,8 @@ class EmbeddedIndex(Index):
             else:
                 found = scan(state.of_kind(kind), queries, k, self._selection(state, db, filter, kind))
             best = [self._best(state, *pair, k) for pair in zip(queries, found, strict=True)]
-            slots = sorted(
-                {slot for pairs in best for slot, _ in pairs}
-            )  # each read once, however many hits it has
+            # an item is read once, however many queries find it
+            slots = sorted({slot for pairs in best for slot, _ in pairs})
             items = dict(zip(slots, self._items(db, slots), strict=True))
             return [Hits(tuple(Hit(items[slot], s) for slot, s in pairs), graph is None) for pairs in best]
 

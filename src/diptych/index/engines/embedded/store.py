@@ -199,10 +199,8 @@ class Store:
             for db in idle:
                 db.close()
             if writer is not None:
-                with (
-                    closing(writer),
-                    suppress(sqlite3.Error),
-                ):  # a full disk: the log has what was acknowledged
+                # on a full disk, the log has what was acknowledged
+                with closing(writer), suppress(sqlite3.Error):
                     _fold_log(writer)
         finally:
             if lock is not None:
@@ -248,9 +246,8 @@ def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
     check_files(FILES, path / FILE, changed=True)
     with storing(path):
-        lock = lock_at(
-            FILES, path / LOCK, thread_local=False
-        )  # closed by another thread than opened it, maybe
+        # another thread may close the index than opened it
+        lock = lock_at(FILES, path / LOCK, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:

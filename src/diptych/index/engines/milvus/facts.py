@@ -87,9 +87,8 @@ class IndexFacts:
     def _claim(self, name: str, root: str, turn: int) -> int:
         facts = [name, root, turn] if turn else [name, root]
         claim = _CLAIM + hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-        self.table.do(
-            "create_partition", claim
-        )  # it may be there; they are listed in the order they were made
+        # it may be there; partitions are listed in the order they were made
+        self.table.do("create_partition", claim)
         return [one for one in self.table.do("list_partitions") if one.startswith(_CLAIM)].index(claim)
 
     def recalls(self) -> dict[str, Recall]:
